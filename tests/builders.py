@@ -553,17 +553,18 @@ def routings(draw: st.DrawFn, model: ModelConfig) -> Routing:
 
 
 def schedulers() -> st.SearchStrategy[Scheduler]:
-    """Every scheduler with small and large budgets."""
+    """Every scheduler with small and large budgets, with and without a limit on the sequences that run."""
     budget = st.none() | st.integers(1, 200)
+    most = st.none() | st.integers(1, 8)
     known = (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
     others = [one for one in every_scheduler() if type(one) not in known]
     return st.one_of(
-        *map(st.just, others),
-        st.builds(ResourceAware, budget, st.sampled_from(Admission)),
-        st.builds(StaticBatching, st.integers(1, 3), st.none() | st.integers(1, 5), budget),
-        st.builds(ContinuousBatching, budget),
-        st.builds(ChunkedPrefill, st.integers(1, 60)),
-        st.builds(LayeredPrefill, st.integers(1, 60)),
+        *(st.builds(replace, st.just(one), max_running=most) for one in others),
+        st.builds(ResourceAware, budget, st.sampled_from(Admission), max_running=most),
+        st.builds(StaticBatching, st.integers(1, 3), st.none() | st.integers(1, 5), budget, max_running=most),
+        st.builds(ContinuousBatching, budget, max_running=most),
+        st.builds(ChunkedPrefill, st.integers(1, 60), max_running=most),
+        st.builds(LayeredPrefill, st.integers(1, 60), max_running=most),
     )
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
 from tests.examples import examples
-from tests.systems import ids
+from tests.systems import PIPELINES, ids
 from workbench.core.errors import CapacityError
 from workbench.core.result import Source
 from workbench.core.timeline import Timeline
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
+from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.serving.loop import Called
@@ -72,7 +73,7 @@ class Counting:
     ) -> None:
         self.stops, self.cancels = stops, cancels
         self.now, self.timeline, self.emitted, self.fail_at = 0.0, Timeline(), Counter(), fail_at
-        self.steps, self.covered, self.prefilled = [], {}, 0
+        self.steps, self.covered, self.prefilled, self.running = [], {}, 0, []
 
     def begin(self, blocks):
         self.blocks = blocks
@@ -84,6 +85,7 @@ class Counting:
         if number == self.fail_at:
             raise RuntimeError("a stage failed")
         self.blocks.check()
+        self.running.append(int(np.count_nonzero(self.blocks.held)))
         for part in plan.parts:
             self.prefilled += int(part.emits.sum())
             for request, start, stop, layers, emits in part:
@@ -134,6 +136,37 @@ def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     assert result.processed == int(least.sum()) + result.recomputed
     assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
     clock.blocks.check()
+
+
+@pytest.mark.parametrize("most", [None, 1, 3])
+@pytest.mark.parametrize("scheduler", every_scheduler(), ids=repr)
+def test_every_scheduler_serves_every_request(scheduler, most):
+    scheduler = replace(scheduler, max_running=most)
+    prompts, outputs = [9, 2, 14, 5, 7, 2], [3, 6, 1, 8, 2, 4]
+    scenario = tiny_scenario(prompts, outputs, blocks=12, block=2, pipeline=PIPELINES["all_gpu"], scheduler=scheduler)
+    clock = Counting()
+    serve(prepare(scenario, Sequential()), clock, Source.SIMULATED)
+    assert [clock.emitted[request] for request in range(6)] == outputs
+    assert max(clock.running) <= (most or 6)
+
+
+@examples(80)
+@given(scenarios(), st.integers(1, 6))
+def test_no_more_sequences_run_than_may_and_a_limit_that_never_binds_changes_nothing(case, most):
+    scenario, schedule = case
+    most = scenario.scheduler.max_running or most
+
+    def served(limit):
+        clock = Counting()
+        limited = scenario.on(scheduler=replace(scenario.scheduler, max_running=limit))
+        return serve(prepare(limited, schedule), clock, Source.SIMULATED), max(clock.running)
+
+    free, peak = served(None)
+    assert served(peak)[0].steps == free.steps
+    limited, running = served(most)
+    assert running <= most
+    assert limited.generated == free.generated
+    assert limited.iterations >= limited.generated / most
 
 
 @examples(60)

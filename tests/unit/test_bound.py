@@ -17,6 +17,8 @@ from workbench.perfmodels import bound
 from workbench.perfmodels.bound import ARRIVAL, least_forced, least_iterations, recomputed, total_rows
 from workbench.perfmodels.loads import Loads, crowds
 from workbench.pipeline import cpu, gpu, load, offload
+from workbench.scheduler.base import most_running
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import KTransformers, Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate import simulate
@@ -117,6 +119,22 @@ def test_a_cache_for_fewer_sequences_asks_for_more_reading():
     assert all(0.7 * played[blocks] <= least[blocks] <= played[blocks] for blocks in least)
 
 
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_a_limit_on_the_running_sequences_asks_for_more_reading(most):
+    scenario = all_gpu(32).on(scheduler=ResourceAware(max_running=most))
+    least, played = bound(scenario, Sequential()), simulate(scenario, Sequential())
+    assert least.iterations == played.iterations == 9 * 32 // most
+    assert 0.95 <= least.seconds / played.seconds <= 1
+    assert bound(scenario.on(scheduler=ResourceAware(max_running=32)), Sequential()).seconds < least.seconds
+
+
+def test_a_limit_on_the_running_sequences_streams_weights_for_prompts_more_often():
+    """Six prompts, two at a time, need three iterations, each with all experts of prompts."""
+    workload = Workload.lengths([4] * 6, [1] * 6)
+    assert least_forced(workload, 1000, 4).prompts == 1
+    assert least_forced(workload, 1000, 4, 2).prompts == 3
+
+
 def test_deferred_experts_are_read_in_calls_of_their_own():
     """One chosen expert at once and one a layer later touch more than both together."""
     machine, model = small_machine(**FAST | {"dram": 1e6}), tiny_model(num_local_experts=32)
@@ -203,7 +221,8 @@ def test_a_search_of_all_amounts_of_recomputation_gives_no_less(case):
     scenario, schedule = case
     prepared = prepare(scenario, schedule)
     workload = scenario.workload.as_served
-    forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block)
+    running = most_running(scenario.scheduler)
+    forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block, running)
     loads = Loads(prepared.cost, prepared.lowering.stack, scenario.machine, forced)
     most = float(((workload.output_len - 1) * (2 * workload.prompt_len + workload.output_len)).sum()) / 2
 

@@ -140,7 +140,16 @@ def test_a_large_job_takes_few_calls(kernels, monkeypatch):
     assert pstats.Stats(profile).total_calls < CALLS_PER_ITERATION * result.iterations
 
 
-@pytest.mark.parametrize("scheduler", [ContinuousBatching(), ResourceAware(admission=Admission.PACED)])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        ContinuousBatching(),
+        ContinuousBatching(max_running=7),
+        ResourceAware(admission=Admission.PACED),
+        ResourceAware(max_running=7),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("rate", [None, 0.5, 50.0])
 def test_requests_that_arrive_and_schedulers_give_the_identical_result_in_python(kernels, monkeypatch, scheduler, rate):
     workload = Workload.lengths([5, 90, 33, 260] * 60, [40, 3, 1, 25] * 60)

@@ -26,6 +26,7 @@ from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
 from workbench.scenario import Memory
 from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import fits, prepare
@@ -261,6 +262,17 @@ def test_the_largest_batch_is_met():
     assert tokens(token_budget=10) == 40
     assert tokens(token_budget=1000, blocks=13) == 52
     assert tokens(token_budget=10, blocks=13) == 43  # preempted, the longest prefills its first three outputs too
+
+
+def test_the_largest_batch_holds_no_more_requests_than_may_run():
+    """Two of the three longest prompts, and where the cache is too small for all, of what they hold at their ends."""
+
+    def largest(most, blocks=1000):
+        scenario = tiny_scenario([8, 8, 40], [4, 4, 4], blocks=blocks, scheduler=ResourceAware(max_running=most))
+        return largest_batch(scenario, Sequential(), 1000)
+
+    assert [largest(most)[:2] for most in (1, 2, 3, 9, None)] == [(40, 1), (48, 2), (56, 3), (56, 3), (56, 3)]
+    assert largest(2, blocks=16).tokens == 43 + 11
 
 
 def test_the_blocks_of_one_part_leave_the_others_their_least():

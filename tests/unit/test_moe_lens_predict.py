@@ -102,6 +102,12 @@ def test_it_speaks_only_of_the_resource_aware_scheduler():
         moe_lens.predict(tiny_scenario(requests=3).on(scheduler=other), VSLPipe())
 
 
+def test_it_has_no_term_for_a_limit_on_the_running_sequences():
+    limited = tiny_scenario(requests=3, scheduler=ResourceAware(max_running=2))
+    with pytest.raises(ScenarioError, match=r"no limit on the sequences that run; leave max_running out"):
+        moe_lens.predict(limited, VSLPipe())
+
+
 def test_the_schedule_is_checked_against_the_pipeline():
     with pytest.raises(ScheduleError):
         moe_lens.predict(tiny_scenario(requests=3, pipeline=PIPELINES["flexgen_s4"]), VSLPipe())

@@ -1,6 +1,8 @@
 """Static and continuous batching, chunked and layered prefill, rule by rule."""
 
 import itertools
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from workbench.scheduler.static import StaticBatching
 from workbench.scheduler.token_balance import balance
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.serving import prepare
+from workbench.serving.prepared import facts
 from workbench.simulate import simulate
 from workbench.stages import attention, kv, moe, out_proj, qkv
 
@@ -219,8 +222,63 @@ def test_every_scheduler_serves_every_request_to_its_end(scheduler, lengths, mor
             assert not computed[request, :, p + g - 1 :].any()
 
 
+LIMITED = [
+    wb.ResourceAware(max_running=2),
+    StaticBatching(2, max_running=2),
+    ContinuousBatching(max_running=2),
+    ChunkedPrefill(8, max_running=2),
+    LayeredPrefill(64, max_running=2),
+]
+
+
+@pytest.mark.parametrize("scheduler", LIMITED, ids=repr)
+def test_the_next_request_begins_when_one_of_those_that_may_run_is_finished(scheduler):
+    iterations, _ = played(scheduler, [2, 3, 4, 5], [3, 5, 2, 2])
+    at_work = [set(prefills) | set(decodes) for prefills, decodes in who(iterations)]
+    assert max(map(len, at_work)) == 2
+    assert len(at_work) >= 6  # 12 tokens, two at a time
+    free, _ = played(replace(scheduler, max_running=None), [2, 3, 4, 5], [3, 5, 2, 2])
+    assert len(free) < len(iterations)
+    assert played(replace(scheduler, max_running=4), [2, 3, 4, 5], [3, 5, 2, 2])[0] == free
+
+
+def test_a_preempted_request_counts_again_once_it_runs_again():
+    """Three blocks for two requests of two blocks each: the newer one waits, and nobody else takes its place before it."""
+    iterations, queue = played(wb.ResourceAware(max_running=2), [4, 4, 4], [5, 5, 1], blocks=3)
+    assert queue.preemptions == 1
+    begun = [request for prefills, _ in who(iterations) for request in prefills]
+    assert begun == [0, 1, 1, 2]
+
+
+def test_a_static_batch_under_a_limit_takes_the_longest_of_every_micro_batch():
+    queue, _ = open_queue([3, 9, 4, 5], [2] * 4, blocks=1000, block=4, scheduler=StaticBatching(2, max_running=2))
+    batch = queue.next()
+    assert sorted(batch.prefills.tolist()) == [1, 3]
+    assert sorted(batch.hint.part.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, True, "4"])
+@pytest.mark.parametrize("kind", [type(one) for one in LIMITED], ids=lambda kind: kind.__name__)
+def test_a_limit_that_is_no_number_of_sequences_is_refused(kind, most):
+    words = f"max_running must be a whole number of sequences from 1 on, or None, not {most!r}"
+    with pytest.raises(CapacityError, match=re.escape(words)):
+        kind(max_running=most)
+
+
+@pytest.mark.parametrize("scheduler", LIMITED, ids=repr)
+def test_a_limit_is_part_of_what_is_asked(scheduler):
+    """It is told where it is given, and a scenario without it keeps its digest."""
+    scenario = tiny_scenario([5, 9], [3, 3], pipeline=PIPELINES["all_gpu"], scheduler=scheduler)
+    free = scenario.on(scheduler=replace(scheduler, max_running=None))
+    assert scenario.diff(free) == {"scheduler.max_running": (2, None)}
+    assert "max_running=2" in str(scenario.scheduler)
+    assert "max_running" not in str(free.scheduler)
+    first, second = (prepare(each, Sequential()) for each in (scenario, free))
+    assert facts(scenario, first)["question"] != facts(free, second)["question"]
+
+
 @pytest.mark.parametrize(
-    "scheduler", [StaticBatching(2, 3), ContinuousBatching(9), ChunkedPrefill(7), LayeredPrefill(5)], ids=repr
+    "scheduler", [StaticBatching(2, 3), ContinuousBatching(9), ChunkedPrefill(7), LayeredPrefill(5), *LIMITED], ids=repr
 )
 def test_a_scenario_with_any_scheduler_is_saved_and_loaded(scheduler, tmp_path):
     scenario = tiny_scenario([5, 9], [3, 3], pipeline=PIPELINES["all_gpu"], scheduler=scheduler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from workbench.models import ModelConfig
 from workbench.perfmodels.loads import Counts, Forced, Loads, crowds
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
+from workbench.scheduler.base import most_running
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
@@ -35,13 +37,14 @@ _WORKLOADS = 4
 def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """Least time in which any order of tasks could serve the workload on this machine.
 
-        n = max(ceil(sum of block-iterations / blocks), longest output)
+        n = max(ceil(sum of block-iterations / blocks), longest output, ceil(output tokens / most running sequences))
         T = max over lanes of (work that the requests need, work that n iterations need, work that output tokens need
-            when as many as the KV cache and the requests allow share each reading of weights), the last arrival
+            when as many as the KV cache, the requests and the scheduler's `max_running` allow share each reading of
+            weights), the last arrival
 
     See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: a prefill of c
     tokens then replaces a decode that would have read c KV entries. T is the least over all amounts of recomputation,
-    so that it holds for every scheduler.
+    so that it holds for every scheduler that lets no more sequences run.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
 
@@ -62,7 +65,8 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     stack = prepared.lowering.stack
     blocks = scenario.kv_blocks
     block = scenario.memory.kv_block
-    limits = dict(_least_limits(prepared.cost, stack, scenario.machine, workload, blocks, block))
+    running = most_running(scenario.scheduler)
+    limits = dict(_least_limits(prepared.cost, stack, scenario.machine, workload, blocks, block, running))
     if len(workload.arrival):
         limits[ARRIVAL] = float(workload.arrival[-1])
     return Result(
@@ -73,7 +77,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         seconds=max(limits.values()),
         generated=int(workload.output_len.sum()),
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
-        iterations=least_iterations(workload, blocks, block),
+        iterations=least_iterations(workload, blocks, block, running),
         limits=limits,
         facts=facts(scenario, prepared),
     )
@@ -107,19 +111,24 @@ def recomputed(rows: Rows, model: ModelConfig, tokens: float, shortest: float) -
     return rows._replace(prefill=rows.prefill + tokens, decode=rows.decode - gone, context=context, scanned=scanned)
 
 
-def least_iterations(workload: Workload, blocks: int, block: int) -> int:
-    """Least number of iterations that the KV cache and the longest output force."""
+def least_iterations(workload: Workload, blocks: int, block: int, running: float = math.inf) -> int:
+    """Least number of iterations that the KV cache, the longest output and the most running sequences force.
+
+    A running sequence emits at most one token per iteration.
+    """
     held = _held(workload, block)
-    return max(-(-held.iterations // blocks), held.longest)
+    of_outputs = math.ceil(int(held.outputs.sum()) / running)
+    return max(-(-held.iterations // blocks), held.longest, of_outputs)
 
 
-def least_forced(workload: Workload, blocks: int, block: int) -> Forced:
-    """The work that a workload's lengths and a KV cache of `blocks` blocks force."""
+def least_forced(workload: Workload, blocks: int, block: int, running: float = math.inf) -> Forced:
+    """The work that a workload's lengths, a KV cache of `blocks` blocks and the most running sequences force."""
     held = _held(workload, block)
-    together = int(held.fewest.searchsorted(blocks, "right"))
+    in_cache = int(held.fewest.searchsorted(blocks, "right"))
+    together = int(min(in_cache, running))
     of_rows = crowds(together, held.outputs, held.decodes, blocks)
-    with_prompts = -(-held.prompts // (blocks * block))
-    iterations = least_iterations(workload, blocks, block)
+    with_prompts = max(-(-held.prompts // (blocks * block)), math.ceil(len(workload) / running))
+    iterations = least_iterations(workload, blocks, block, running)
     return Forced(iterations, with_prompts, held.shortest, float(held.decodes.sum()), of_rows)
 
 
@@ -179,14 +188,14 @@ def _outputs(prompt: Counts, output: Counts, block: int) -> Counts:
 
 @lru_cache(maxsize=_BOUNDS)
 def _least_limits(
-    cost: TaskCost, stack: StackGraph, machine: Machine, workload: Workload, blocks: int, block: int
+    cost: TaskCost, stack: StackGraph, machine: Machine, workload: Workload, blocks: int, block: int, running: float
 ) -> dict[str, float]:
     """Limits of the lanes without recomputation, capped at the least that recomputation can make of the largest.
 
     The largest limit is taken to be unimodal in the amount of recomputation: terms of decodes fall with it, and terms
     of prefills rise.
     """
-    forced = least_forced(workload, blocks, block)
+    forced = least_forced(workload, blocks, block, running)
     loads = Loads(cost, stack, machine, forced)
     once = cache(partial(total_rows, workload))
 

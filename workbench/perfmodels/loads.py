@@ -43,7 +43,8 @@ class Crowd(NamedTuple):
     least, most : int
     outputs, decodes : float
         Sum of min(1, most h / B) over all output tokens, and over those of decodes, where the token's sequence holds h
-        of B blocks when it is made; or the sum of most / R, if that is more, where R sequences can run together.
+        of B blocks when it is made; or the sum of most / R, if that is more, where R sequences can run together: no
+        more than the KV cache holds, and no more than the scheduler lets run.
     """
 
     least: int
@@ -58,15 +59,15 @@ class Forced(NamedTuple):
     Attributes
     ----------
     iterations : int
-        Iterations that the KV cache and the longest output force.
+        Iterations that the KV cache, the longest output and the most running sequences force.
     prompts : int
-        Iterations with prefills that the KV cache forces.
+        Iterations with prefills that the KV cache and the most running sequences force.
     shortest : int
         Least number of tokens of a sequence that decodes, its new one included.
     decodes : float
         Number of decodes if nothing is recomputed.
     crowds : tuple of Crowd
-        Calls of up to as many rows as the KV cache holds sequences in one iteration.
+        Calls of up to as many rows as sequences can run together.
     """
 
     iterations: int

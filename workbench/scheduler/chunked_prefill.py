@@ -7,15 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from workbench.scheduler.base import check_budget
+from workbench.scheduler.base import LimitedScheduler, check_budget
 from workbench.scheduler.batch import Batch, Cut
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import InFlight, PagedQueue
 from workbench.workload import Workload
 
 
-@dataclass(frozen=True)
-class ChunkedPrefill:
+@dataclass(frozen=True, repr=False)
+class ChunkedPrefill(LimitedScheduler):
     """Decode all running sequences, then prefill chunks of prompts, in order, up to the token budget.
 
     All running sequences decode in every iteration, so that none waits for a long prompt. The rest of the budget goes
@@ -27,6 +27,8 @@ class ChunkedPrefill:
     ----------
     token_budget : float
         Tokens per iteration, decodes included.
+    max_running : int, optional
+        See `LimitedScheduler`.
 
     Notes
     -----
@@ -38,6 +40,7 @@ class ChunkedPrefill:
     token_budget: float = 512
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budget("token_budget", self.token_budget)
 
     def splits(self, longest: int, layers: int) -> bool:
@@ -46,14 +49,21 @@ class ChunkedPrefill:
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ChunkedQueue:
         """See `Scheduler.open`."""
-        return ChunkedQueue(workload, blocks, token_budget, layers)
+        return ChunkedQueue(workload, blocks, token_budget, layers, self.max_running)
 
 
 class ChunkedQueue(PagedQueue):
     """A queue whose batches hold all decodes and chunks of the in-flight prefills, the oldest first."""
 
-    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
-        super().__init__(workload, blocks, layers)
+    def __init__(
+        self,
+        workload: Workload,
+        blocks: BlockCounts,
+        token_budget: float,
+        layers: int,
+        max_running: int | None = None,
+    ) -> None:
+        super().__init__(workload, blocks, layers, max_running)
         self._budget = token_budget
 
     def _choose(self) -> Batch:
@@ -81,7 +91,7 @@ class ChunkedQueue(PagedQueue):
         return starts, sizes
 
     def _admit_one(self) -> bool:
-        """Admit the first waiting request; false if there is none or its blocks are not free."""
+        """Admit the first waiting request; false if there is none that may run or its blocks are not free."""
         first = self._waiting(1)[:1]
         if not len(first) or not self._fitting(first, 0, at_least_one=True):
             return False

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.scheduler.base import check_budget
+from workbench.scheduler.base import LimitedScheduler, check_budget
 from workbench.scheduler.batch import NONE, Batch
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.workload import Workload
 
 
-@dataclass(frozen=True)
-class ContinuousBatching:
+@dataclass(frozen=True, repr=False)
+class ContinuousBatching(LimitedScheduler):
     """Prefill whole prompts as soon as budget and KV blocks allow, and decode in the iterations between.
 
     An iteration prefills waiting prompts, in order, and nothing else. All running sequences decode when no prompt
@@ -24,6 +24,8 @@ class ContinuousBatching:
     token_budget : float, optional
         Limit on the prompt tokens of an iteration, and on the sequences that run at a time; by default the tokens that
         the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
+    max_running : int, optional
+        See `LimitedScheduler`.
 
     Notes
     -----
@@ -35,6 +37,7 @@ class ContinuousBatching:
     token_budget: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.token_budget is not None:
             check_budget("token_budget", self.token_budget)
 
@@ -44,14 +47,21 @@ class ContinuousBatching:
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ContinuousQueue:
         """See `Scheduler.open`."""
-        return ContinuousQueue(workload, blocks, token_budget, layers)
+        return ContinuousQueue(workload, blocks, token_budget, layers, self.max_running)
 
 
 class ContinuousQueue(PagedQueue):
     """A queue whose batches hold prefills or decodes, never both."""
 
-    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
-        super().__init__(workload, blocks, layers)
+    def __init__(
+        self,
+        workload: Workload,
+        blocks: BlockCounts,
+        token_budget: float,
+        layers: int,
+        max_running: int | None = None,
+    ) -> None:
+        super().__init__(workload, blocks, layers, max_running)
         self.budget = token_budget
 
     def _choose(self) -> Batch:

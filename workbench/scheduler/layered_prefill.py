@@ -11,14 +11,15 @@ import numpy as np
 
 from workbench.core.errors import CapacityError
 from workbench.core.units import is_whole
+from workbench.scheduler.base import LimitedScheduler
 from workbench.scheduler.batch import NONE, Batch, Cut, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import InFlight, PagedQueue
 from workbench.workload import Workload
 
 
-@dataclass(frozen=True)
-class LayeredPrefill:
+@dataclass(frozen=True, repr=False)
+class LayeredPrefill(LimitedScheduler):
     """Pass the tokens of one in-flight prefill through one group of layers per iteration, beside all decodes.
 
     A prompt of L tokens takes G(L) = min(n_layers, max(1, ceil(L / granularity))) iterations, one for each of G
@@ -30,6 +31,8 @@ class LayeredPrefill:
     ----------
     granularity : int
         Tokens that pass all layers in one iteration; also the most sequences that run at a time.
+    max_running : int, optional
+        See `LimitedScheduler`.
 
     Notes
     -----
@@ -41,6 +44,7 @@ class LayeredPrefill:
     granularity: int = 512
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not is_whole(self.granularity) or self.granularity < 1:
             raise CapacityError(f"granularity must be a whole number of tokens from 1 on, not {self.granularity!r}.")
 
@@ -55,7 +59,7 @@ class LayeredPrefill:
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> LayeredQueue:
         """See `Scheduler.open`."""
-        return LayeredQueue(workload, blocks, self.granularity, layers)
+        return LayeredQueue(workload, blocks, self.granularity, layers, self.max_running)
 
 
 def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
@@ -75,8 +79,10 @@ def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
 class LayeredQueue(PagedQueue):
     """A queue with at most one in-flight prefill, of one long prompt or of several short ones."""
 
-    def __init__(self, workload: Workload, blocks: BlockCounts, granularity: int, layers: int) -> None:
-        super().__init__(workload, blocks, layers)
+    def __init__(
+        self, workload: Workload, blocks: BlockCounts, granularity: int, layers: int, max_running: int | None = None
+    ) -> None:
+        super().__init__(workload, blocks, layers, max_running)
         self._granularity = granularity
         self._steps = deque[tuple[int, int, range]]()  # of each iteration to come: first token, stop token, layers
 

@@ -75,12 +75,15 @@ class PagedQueue(ABC):
 
     Either all running sequences decode in an iteration or none does. `_decoded` counts the iterations in which they
     do: only this number changes with every iteration, and the columns stay as they are.
+
+    At most `max_running` sequences run or are in flight at once; None is no limit.
     """
 
-    def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, layers: int, max_running: int | None = None) -> None:
         self.preemptions = 0
         self.recomputed = 0
         self.blocks = blocks
+        self.max_running = max_running
         self._layers = layers
         self._prompt: Ids = np.zeros(len(workload), dtype=np.int64)
         self._output: Ids = np.zeros(len(workload), dtype=np.int64)
@@ -199,11 +202,14 @@ class PagedQueue(ABC):
     def _waiting(self, most_new: float = math.inf) -> Ids:
         """Waiting requests, first come first served: preempted ones, then at most `most_new` new ones.
 
-        No more are listed than blocks are free, because each takes one at least.
+        No more are listed than may run beside those that do, or than blocks are free: each takes one at least.
         """
-        again = min(len(self._preempted), self.blocks.free)
+        room = self.blocks.free
+        if self.max_running is not None:
+            room = min(room, self.max_running - len(self._running) - len(self._in_flight))
+        again = min(len(self._preempted), room)
         preempted = np.fromiter(self._preempted, dtype=np.int64, count=again)
-        return np.concatenate((preempted, self._new[: int(min(len(self._new), self.blocks.free - again, most_new))]))
+        return np.concatenate((preempted, self._new[: int(min(len(self._new), room - again, most_new))]))
 
     def _fitting(self, waiting: Ids, budget: float, *, at_least_one: bool) -> int:
         """Number of waiting requests, from the first on, whose whole prompts fit the token budget and the free blocks.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.core.errors import ScenarioError
-from workbench.scheduler.base import check_budget
+from workbench.scheduler.base import LimitedScheduler, check_budget
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, block_iterations
 from workbench.scheduler.paged_queue import PagedQueue
@@ -27,8 +27,8 @@ class Admission(enum.Enum):
         return f"Admission.{self.name}"
 
 
-@dataclass(frozen=True)
-class ResourceAware:
+@dataclass(frozen=True, repr=False)
+class ResourceAware(LimitedScheduler):
     """Overlap prefill and decode, and preempt the newest sequences by recomputation.
 
     All running sequences decode in every iteration. If their next tokens need more blocks than are free, the newest
@@ -43,6 +43,8 @@ class ResourceAware:
     admission : Admission
         GREEDY, or PACED at q = N / S requests per iteration: N blocks over the mean of what a request of this
         workload holds over its life, S = sum over i < g of ceil((p + i) / b).
+    max_running : int, optional
+        See `LimitedScheduler`.
 
     Notes
     -----
@@ -56,6 +58,7 @@ class ResourceAware:
     admission: Admission = Admission.GREEDY
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.token_budget is not None:
             check_budget("token_budget", self.token_budget)
         if not isinstance(self.admission, Admission):
@@ -69,7 +72,7 @@ class ResourceAware:
         """See `Scheduler.open`."""
         paced = self.admission is Admission.PACED
         pace = steady_pace(workload, blocks.total, blocks.block_size) if paced else math.inf
-        return ResourceAwareQueue(workload, blocks, token_budget, layers, pace)
+        return ResourceAwareQueue(workload, blocks, token_budget, layers, pace, self.max_running)
 
 
 def steady_pace(workload: Workload, blocks: int, block: int) -> float:
@@ -80,8 +83,16 @@ def steady_pace(workload: Workload, blocks: int, block: int) -> float:
 class ResourceAwareQueue(PagedQueue):
     """A queue whose batches hold all decodes and whole prompts, on average at most `pace` new ones per iteration."""
 
-    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, pace: float) -> None:
-        super().__init__(workload, blocks, layers)
+    def __init__(
+        self,
+        workload: Workload,
+        blocks: BlockCounts,
+        token_budget: float,
+        layers: int,
+        pace: float,
+        max_running: int | None = None,
+    ) -> None:
+        super().__init__(workload, blocks, layers, max_running)
         self.budget = token_budget
         self.pace = pace
         self.due = 0.0  # new requests that the pace allows now

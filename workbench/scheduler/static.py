@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.core.errors import CapacityError
 from workbench.core.units import is_whole
-from workbench.scheduler.base import check_budget
+from workbench.scheduler.base import LimitedScheduler, check_budget
 from workbench.scheduler.batch import NONE, Batch, Hint, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue, longer
@@ -18,8 +18,8 @@ from workbench.scheduler.token_balance import balance
 from workbench.workload import Workload
 
 
-@dataclass(frozen=True)
-class StaticBatching:
+@dataclass(frozen=True, repr=False)
+class StaticBatching(LimitedScheduler):
     """Prefill micro-batches of about equal token counts, then decode until the last sequence ends.
 
     When nothing runs, the waiting requests are divided among micro-batches, the longest first (`token_balance`).
@@ -35,6 +35,9 @@ class StaticBatching:
     token_budget : float, optional
         Limit on the prompt tokens of an iteration, and on the sequences that run at a time; by default the tokens that
         the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
+    max_running : int, optional
+        See `LimitedScheduler`: of the requests that the micro-batches would hold, only so many, those that were dealt
+        out first, are in the batch.
 
     Notes
     -----
@@ -48,6 +51,7 @@ class StaticBatching:
     token_budget: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("micro_batches", self.micro_batches), ("size", self.size)):
             if value is not None and (not is_whole(value) or value < 1):
                 raise CapacityError(f"{name} must be a whole number from 1 on, not {value!r}.")
@@ -69,7 +73,7 @@ class StaticQueue(PagedQueue):
     def __init__(
         self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, policy: StaticBatching
     ) -> None:
-        super().__init__(workload, blocks, layers)
+        super().__init__(workload, blocks, layers, policy.max_running)
         self._budget = token_budget
         self._policy = policy
         self._put_off: list[int] = []
@@ -140,5 +144,6 @@ class StaticQueue(PagedQueue):
         for number, members in enumerate(divided.micro_batches):
             self._micro_batch[waiting[members]] = number
         turns = chain.from_iterable(zip_longest(*divided.micro_batches))
-        self._batch = waiting[[place for place in turns if place is not None]]
-        self._put_off = waiting[sorted(divided.aborted)].tolist()
+        places = [place for place in turns if place is not None]
+        self._batch = waiting[places[: self.max_running]]
+        self._put_off = waiting[sorted(divided.aborted + places[len(self._batch) :])].tolist()

@@ -18,6 +18,7 @@ from workbench.hardware import Machine
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
+from workbench.scheduler.base import most_running
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
@@ -93,8 +94,8 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     """Bounds that no iteration exceeds, in whatever order the requests come.
 
     Three things limit the tokens: the scheduler's budget, or the longest prompt where that is longer; the KV cache,
-    which holds all tokens; and the workload. Layered prefill can have its whole budget in decodes beside the longest
-    prompt. Preempted requests prefill their output anew.
+    which holds all tokens; and the requests, of which no more are in it than the scheduler lets run. Layered prefill
+    can have its whole budget in decodes beside the longest prompt. Preempted requests prefill their output anew.
 
     A static batch is split by its scheduler, however unevenly, so that one part can read all blocks. Other batches are
     divided evenly by the number of sequences. If each of these holds at most u and at least v of B blocks, one of m
@@ -108,8 +109,9 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     blocks = scenario.kv_blocks
     alone = lengths.prompts if lengths.blocks <= blocks else lengths.held  # without preemption no output is prefilled
     longest = alone.longest + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
-    tokens = int(min(max(budget, longest), blocks * block, alone.total))
-    requests = min(int(lengths.fewest.searchsorted(blocks, "right")), tokens)
+    running = int(min(len(scenario.workload), most_running(scenario.scheduler)))
+    tokens = int(min(max(budget, longest), blocks * block, alone.of(running)))
+    requests = min(int(lengths.fewest.searchsorted(blocks, "right")), tokens, running)
     part_tokens = min(tokens, -(-tokens // parts) + alone.longest) if parts > 1 else tokens
     part_tokens = tokens if isinstance(scenario.scheduler, StaticBatching) else part_tokens
     share = widest / (widest + (parts - 1) * -(-(lengths.shortest + 1) // block))
@@ -120,10 +122,18 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
 
 
 class _Tokens(NamedTuple):
-    """Tokens of the longest request, and of all."""
+    """Tokens of so many of the longest requests together, (requests,) int64."""
 
-    longest: int
-    total: int
+    together: npt.NDArray[np.int64]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return self.of(1)
+
+    def of(self, requests: int) -> int:
+        """Tokens of so many of the longest requests, at least one."""
+        return int(self.together[requests - 1])
 
 
 class _Lengths(NamedTuple):
@@ -152,7 +162,7 @@ class _Lengths(NamedTuple):
 def _lengths(workload: Workload, block: int) -> _Lengths:
     prompt = workload.prompt_len
     held = prompt + workload.output_len - 1
-    prompts, ends = (_Tokens(int(tokens.max()), int(tokens.sum())) for tokens in (prompt, held))
+    prompts, ends = (_Tokens(np.sort(tokens)[::-1].cumsum()) for tokens in (prompt, held))
     fewest = np.sort(-(-prompt // block)).cumsum()
     return _Lengths(prompts, ends, int((-(-held // block)).sum()), fewest, int(prompt.min()))
 

@@ -22,6 +22,7 @@ from workbench.pipeline import Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
+from workbench.scheduler.base import most_running
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.schedules.plan import Task, lay_out
@@ -111,7 +112,7 @@ def _lowered(
 
 
 class Typical(NamedTuple):
-    """The typical batch of a scenario: as many requests as the cache holds, of all ages alike.
+    """The typical batch of a scenario: as many requests as the cache holds and may run, of all ages alike.
 
     Attributes
     ----------
@@ -130,7 +131,8 @@ class Typical(NamedTuple):
         """The typical batch of a scenario, divided into the parts of a schedule."""
         workload = scenario.workload.as_served
         held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
-        together = min(len(workload), scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum()))
+        in_cache = scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum())
+        together = min(len(workload), in_cache, most_running(scenario.scheduler))
         each = max(1.0, together) / schedule.parts
         return cls(each, float(workload.prompt_len.mean()), float(workload.output_len.mean()))
 

@@ -618,11 +618,12 @@ def lay_out(
 
 RUNNING, FRONT, PREEMPTED, FIRST_NEW, NEW, DECODED, FREE, PREEMPTIONS, RECOMPUTED, FINISHED = range(10)
 """Counts of a queue: its lists' lengths and beginnings, and the numbers of the same names in `PagedQueue`."""
-ADMITTED, DECODING, OPEN, NUMBER, BEGUN, DONE, LIMIT, BLOCK, TOTAL, PREFILLS_FIRST = range(10, 20)
+ADMITTED, DECODING, OPEN, NUMBER, BEGUN, DONE, LIMIT, BLOCK, TOTAL, PREFILLS_FIRST, MOST_RUNNING = range(10, 21)
 """Counts of the iteration under way: requests just admitted, which stand last among the running, sequences that decode,
 and 1 while its batch is not executed. Counts of the record: number of the iteration, runs of tokens begun, iterations
-done, and iterations allowed. Fixed ones: tokens of a block, blocks, and 1 for the queue of `ContinuousBatching`."""
-COUNTS = 20
+done, and iterations allowed. Fixed ones: tokens of a block, blocks, 1 for the queue of `ContinuousBatching`, and most
+running sequences."""
+COUNTS = 21
 DUE, NOW, CARRIED, BUDGET, PACE, SHORTEST, NEXT_ARRIVAL, CONTEXT, READ = range(9)
 REALS = 9
 
@@ -716,13 +717,18 @@ def _admit(
 
 
 @_kernel()
+def _places(counts: Any) -> Any:
+    """Requests that can be admitted at most, see `PagedQueue._waiting`."""
+    return min(counts[FREE], counts[MOST_RUNNING] - counts[RUNNING])
+
+
+@_kernel()
 def _choose(columns: Any, lists: Any, counts: Any, reals: Any, full: Any) -> Any:
     """See `ResourceAwareQueue._choose` and `ContinuousQueue._choose`, while sequences run; return those that decode."""
     running, preempted, new = lists
     counts[ADMITTED] = 0
-    again = min(counts[PREEMPTED], counts[FREE])
     if counts[PREFILLS_FIRST]:
-        most = min(again + min(counts[NEW], counts[FREE] - again), 2**62)
+        most = min(counts[PREEMPTED] + counts[NEW], _places(counts))
         room = reals[BUDGET] - counts[RUNNING]
         if most > 0 and room > 0.0:
             most = int(min(float(most), max(1.0, room)))
@@ -737,12 +743,11 @@ def _choose(columns: Any, lists: Any, counts: Any, reals: Any, full: Any) -> Any
     due = reals[PACE] + (rest if rest < due else due)
     if not hurt:
         budget = reals[BUDGET] - decodes
-        again = min(counts[PREEMPTED], counts[FREE])
+        places = _places(counts)
         waiting = counts[PREEMPTED]
+        again = min(waiting, places)
         allowed = min(budget / reals[SHORTEST] + 1, max(due, 0.0))
-        most = again + max(0, int(min(float(min(counts[NEW], counts[FREE] - again)), allowed)))
-        if again < waiting:
-            most = again
+        most = again + max(0, int(min(float(min(counts[NEW], places - again)), allowed)))
         admitted = _admit(columns, running, preempted, new, counts, most, budget, 0)
         due -= max(0, admitted - waiting)
     reals[DUE] = due

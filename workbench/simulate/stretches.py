@@ -116,6 +116,8 @@ class Stretches:
         counts[kernel.BLOCK] = queue.blocks.block_size
         counts[kernel.TOTAL] = queue.blocks.total
         counts[kernel.PREFILLS_FIRST] = isinstance(queue, ContinuousQueue)
+        requests = len(state.columns[0])
+        counts[kernel.MOST_RUNNING] = requests if queue.max_running is None else queue.max_running
         return counts
 
     def _reals(self, queue: ResourceAwareQueue | ContinuousQueue) -> Seconds:

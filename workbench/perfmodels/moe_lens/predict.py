@@ -40,7 +40,8 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     ------
     ScenarioError
         If the model does not apply: no weights are streamed, or KV is streamed; an operation other than decode
-        attention is on the CPU; requests arrive one after the other; or the scheduler is not ResourceAware.
+        attention is on the CPU; requests arrive one after the other; or the scheduler is not ResourceAware or has
+        `max_running`.
     WorkbenchError
         If scenario and schedule do not go together.
 
@@ -54,6 +55,11 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     if not isinstance(scenario.scheduler, ResourceAware):
         raise ScenarioError(
             f"moe_lens.predict models ResourceAware(), not {scenario.scheduler!r}; use bound or simulate."
+        )
+    if scenario.scheduler.max_running is not None:
+        raise ScenarioError(
+            f"moe_lens.predict has no term for {scenario.scheduler!r}: it knows no limit on the sequences that run; "
+            "leave max_running out, or use bound or simulate."
         )
     delta = prepared.cost.fetch(prepared.cost.weights_per_layer) * prepared.layers
     if not delta:
