@@ -84,21 +84,29 @@ class Drawing:
             self._publish("figures", {"problem": problem, "rows": [], "ledger": [], "explain": [], "prices": []})
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
-        """Draw in the order in which a reader looks: the chosen schedule, its lanes, the curves, all others."""
-        predictions = self._predictions
-        self._figures(settings, {})
+        """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
+
+        Long simulations come as samples first, and as a whole once nothing else is left to do.
+        """
+        self._figures(settings, self._simulated(settings, [settings.schedule]))
         if overtaken():
             return
         self._lanes(settings)
-        found = {settings.schedule.name: predictions.simulation(settings, settings.schedule)}
-        for schedule in self._schedules(settings):
-            if overtaken():
-                return
-            found[schedule.name] = predictions.simulation(settings, schedule)
-        self._figures(settings, found)
-        self._curves(settings, overtaken)
-        if not overtaken():
-            self._figures(settings, found, with_prices=True)
+        schedules = self._schedules(settings)
+        for soon in (True, False):
+            found = dict[str, Result | Refused]()
+            for schedule in sorted(schedules, key=lambda each: each != settings.schedule):
+                if overtaken():
+                    return
+                found |= self._simulated(settings, [schedule], soon=soon)
+            self._figures(settings, found, with_prices=not soon)
+            if soon:
+                self._curves(settings, overtaken)
+
+    def _simulated(
+        self, settings: Settings, schedules: Sequence[Schedule], *, soon: bool = True
+    ) -> dict[str, Result | Refused]:
+        return {each.name: self._predictions.simulation(settings, each, soon=soon) for each in schedules}
 
     def _figures(
         self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False
@@ -107,27 +115,27 @@ class Drawing:
         predictions = self._predictions
         chosen = settings.schedule
         bound = predictions.bound(settings)
-        simulated = predictions.simulation(settings, chosen)
+        simulated = found[chosen.name]
         rows = [] if isinstance(bound, Refused) else [figure(bound, "bound", bound, chosen=False)]
         for schedule in self._schedules(settings):
-            mine = schedule == chosen
-            name = schedule.name
-            if mine or name in found:
-                result = simulated if mine else found[name]
-                rows.append(figure(result, name, bound, chosen=mine))
+            result = found.get(schedule.name)
+            if result is None:
+                rows.append({"name": schedule.name, "source": "simulated", "chosen": False, "why": "", "pending": True})
             else:
-                rows.append({"name": name, "source": "simulated", "chosen": False, "why": "", "pending": True})
-        for run in self._beside(settings):
-            rows.append(figure(run, run.schedule, bound, chosen=False))
+                rows.append(figure(result, schedule.name, bound, chosen=schedule == chosen))
+        runs = self._beside(settings)
+        rows += [figure(run, run.schedule, bound, chosen=False) for run in runs]
+        sampled = isinstance(simulated, Result) and simulated.facts["requests"] != str(settings.requests)
         results = [each for each in (bound, simulated) if isinstance(each, Result)]
-        results += [run for run in self._beside(settings) if run.schedule == chosen.name]
+        results += [run for run in runs if run.schedule == chosen.name]
         self._publish(
             "figures",
             {
                 "problem": simulated.why if isinstance(simulated, Refused) else "",
+                "sample": _sample(simulated.facts["requests"], settings.requests) if sampled else "",
                 "rows": rows,
                 "ledger": memories(predictions.ledger(settings)),
-                "explain": explain(results),
+                "explain": [] if sampled else explain(results),
                 "prices": self._prices(settings) if with_prices else [],
                 "pending": not with_prices,
             },
@@ -224,6 +232,11 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value
+
+
+def _sample(requests: str, of: int) -> str:
+    """What a sample is, in words."""
+    return f"first {int(requests):,} of {of:,} requests"
 
 
 def _differ_in(axis: Slider, one: Settings, other: Settings) -> bool:

@@ -1,0 +1,292 @@
+"""The state behind a view: what messages do to wiring and settings, and what is shown of them."""
+
+import json
+import time
+
+import pytest
+
+import workbench as wb
+from tests.builders import tiny_scenario
+from tests.systems import LIGHTNING, PIPELINES, VSL
+from workbench.pipeline import Pipeline, Stack, code_of, connected
+from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
+from workbench.stages import Op, combine, experts, moe
+from workbench.widgets.state.studio import Studio, spread
+from workbench.widgets.state.controls import KV_CAPACITY
+from workbench.widgets.state.wirings import presets
+
+
+class Desk:
+    """A studio whose publications are kept."""
+
+    def __init__(self, scenario=None, schedules=(), names=None):
+        self.shown = {}
+        self.count = {}
+        scenario = scenario or tiny_scenario(pipeline=VSL, requests=6)
+        self.studio = Studio(
+            scenario, tuple(schedules) or contenders(scenario.stack), names or {}, self.publish, lambda *_: None
+        )
+
+    def publish(self, name, value):
+        json.dumps(value)  # what cannot be sent fails here
+        self.shown[name] = value
+        self.count[name] = self.count.get(name, 0) + 1
+
+    def say(self, do, **more):
+        self.studio.answer({"do": do, **more})
+        return self
+
+    def drawn(self):
+        assert self.studio.drawing.wait(60)
+        return self.shown
+
+    @property
+    def pipeline(self):
+        return self.studio.settings.pipeline
+
+    def control(self, name):
+        controls = [each for group in self.shown["settings"]["groups"] for each in group["controls"]]
+        return next(each for each in controls if each["name"] == name)
+
+
+@pytest.fixture
+def desk():
+    made = Desk()
+    yield made
+    made.studio.close()
+
+
+def cards(shown):
+    return [each for each in shown["wiring"]["ranges"][0]["chain"] if each["kind"] == "card"]
+
+
+def test_everything_is_shown_at_the_start(desk):
+    shown = desk.drawn()
+    assert set(shown) == {"settings", "wiring", "code", "variants", "live", "figures", "lanes", "curves"}
+    assert [card["name"] for card in cards(shown)][:2] == ["qkv", "prefill_attention"]
+    assert shown["wiring"]["fault"] is None
+    assert all(row.get("gen_tok_s") or row["why"] for row in shown["figures"]["rows"])
+    assert shown["figures"]["rows"][0]["source"] == "bound"
+
+
+def test_figures_are_those_of_plain_calls(desk):
+    shown = desk.drawn()
+    settings = desk.studio.settings
+    simulated = wb.simulate(settings.scenario(), settings.schedule)
+    (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
+    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+    bound = wb.bound(settings.scenario(), settings.schedule)
+    assert row["of_bound"] == pytest.approx(simulated.gen_tok_s / bound.gen_tok_s)
+
+
+def test_a_card_on_the_other_lane_takes_its_transfers_along(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "decode_attention")
+    desk.say("place", range=0, path=place, device="gpu")
+    assert not [each for each in desk.shown["wiring"]["ranges"][0]["chain"] if each["kind"] == "move"]
+    assert desk.pipeline == PIPELINES["all_gpu"].__class__(PIPELINES["all_gpu"].chain, VSL.fetches)
+
+
+def test_costs_stand_on_the_cards(desk):
+    desk.drawn()
+    chain = desk.shown["wiring"]["ranges"][0]["chain"]
+    assert all(card["seconds"] > 0 for card in cards(desk.shown))
+    assert all(each["bytes"] > 0 for each in chain if each["kind"] == "move")
+
+
+def test_undo_goes_back_to_the_beginning_and_redo_returns(desk):
+    start = desk.studio.settings
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("place", range=0, path=place, device="cpu")
+    moved = desk.studio.settings
+    desk.say("set", name="output_len", value=0)
+    desk.say("undo").say("undo").say("undo")
+    assert desk.studio.settings == start
+    assert desk.shown["wiring"]["undo"] == 0
+    desk.say("redo")
+    assert desk.studio.settings == moved
+
+
+def test_a_slider_that_moves_on_is_one_step_of_the_history(desk):
+    for place in (0, 1, 2, 3):
+        desk.say("set", name="output_len", value=place)
+    assert desk.shown["wiring"]["undo"] == 1
+
+
+def test_a_schedule_that_refuses_a_wiring_gives_way_and_returns():
+    desk = Desk(schedules=[VSLPipe(), *contenders(VSL)])
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "decode_attention")
+    desk.say("place", range=0, path=place, device="gpu")
+    assert desk.studio.settings.schedule == Overlap()
+    assert desk.drawn()["figures"]["problem"] == ""
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "decode_attention")
+    desk.say("place", range=0, path=place, device="cpu")
+    assert desk.studio.settings.schedule == VSLPipe()
+    assert desk.pipeline == VSL
+    desk.studio.close()
+
+
+def test_an_empty_canvas_leads_to_a_layer_by_its_mends(desk):
+    desk.say("clear")
+    assert desk.pipeline == Pipeline()
+    assert desk.shown["wiring"]["fault"]["text"]
+    for _ in range(20):
+        fault = desk.shown["wiring"]["fault"]
+        if fault is None:
+            break
+        desk.say("mend", id=fault["mends"][0]["id"])
+    assert desk.shown["wiring"]["fault"] is None
+    assert desk.drawn()["figures"]["problem"] == ""
+
+
+def test_a_wiring_that_cannot_be_keeps_the_view_alive(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "qkv")
+    desk.say("remove", range=0, path=place)
+    shown = desk.drawn()
+    assert shown["figures"]["problem"] == shown["wiring"]["fault"]["text"]
+    assert not shown["live"]["can"]
+    desk.say("undo")
+    assert desk.drawn()["figures"]["problem"] == ""
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_system_is_wired_from_the_palette(name, desk):
+    """Cards are added in the order of the data, on their devices; transfers come by themselves."""
+    desk.say("clear")
+    wanted = presets()[name]
+    assert connected(wanted) == wanted
+    for index, stage in enumerate(wanted.stages):
+        length = len(desk.pipeline.chain)
+        desk.say("add", range=0, op=stage.op.name, device=stage.device.value, to=[length])
+        assert len(desk.pipeline.stages) == index + 1
+    for item in wanted.fetches:
+        desk.say("fetch", range=0, name=item.name, on=True)
+    assert desk.pipeline == wanted
+
+
+def test_opening_a_system_chooses_its_schedule(desk):
+    desk.say("open", name="CGOPipe")
+    assert desk.pipeline == CGOPipe.example
+    assert desk.studio.settings.schedule == CGOPipe()
+
+
+def test_code_and_wiring_are_one(desk):
+    assert desk.shown["code"]["text"] == code_of(VSL)
+    desk.say("code", text=code_of(LIGHTNING))
+    assert desk.pipeline == LIGHTNING
+    before = desk.pipeline
+    desk.say("code", text="layer = gpu(qvk)")
+    assert desk.pipeline == before
+    assert "qkv" in desk.shown["code"]["error"]
+    assert desk.shown["code"]["line"] == 1
+
+
+def test_weights_of_one_card_stay_on_the_gpu(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("option", range=0, path=place, name="fetch", value="resident")
+    stored = {card["name"]: card["stored"] for card in cards(desk.shown)}
+    assert stored["experts"] == "resident"
+    assert stored["qkv"] == "streamed"
+
+
+def test_experts_in_two_sets(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("option", range=0, path=place, name="experts", value=":2")
+    (some,) = (stage for stage in desk.pipeline.stages if stage.op.plain is experts)
+    assert some.op.name == "experts[:2]"
+    assert any(stage.op.plain is combine for stage in desk.pipeline.stages)
+
+
+def test_layers_are_cut_and_merged(desk):
+    desk.say("cut", range=0, layer=1)
+    assert isinstance(desk.pipeline, Stack)
+    assert [each["title"] for each in desk.shown["wiring"]["ranges"]][0] == "layer 0"
+    desk.say("merge", range=0)
+    assert desk.pipeline == VSL or desk.pipeline == VSL[:]
+
+
+def test_an_operation_of_the_notebook_is_in_the_palette():
+    own = Op("gate", ("x",), ("h2",), work=lambda rows, model, precision: wb.stages.Work(1.0, 1.0))
+    desk = Desk(names={"my_gate": own})
+    entry = next(each for each in desk.shown["wiring"]["palette"] if each["name"] == "my_gate")
+    assert entry["own"]
+    desk.say("add", range=0, op="my_gate", device="gpu", to=[0])
+    assert desk.pipeline.stages[0].op == own
+    assert "my_gate" in desk.shown["code"]["text"]
+    desk.studio.close()
+
+
+def test_too_large_a_cache_comes_with_the_change_that_fits():
+    scenario = tiny_scenario(pipeline=PIPELINES["all_gpu"], requests=6)
+    desk = Desk(scenario)
+    last = len(desk.control("kv_capacity")["steps"]) - 1
+    memory = desk.control("gpu_memory")
+    desk.say("set", name="gpu_memory", value=0)
+    desk.say("set", name="kv_capacity", value=last)
+    figures = desk.drawn()["figures"]
+    assert memory["at"] == len(memory["steps"]) - 1
+    if figures["problem"]:
+        assert all(mend["label"].startswith("Use ") for mend in figures["mends"])
+        if figures["mends"]:
+            desk.say("fix", id=0)
+            assert desk.drawn()["figures"]["problem"] == ""
+    desk.studio.close()
+
+
+def test_variants_are_compared_and_recalled(desk):
+    desk.say("pin")
+    first = desk.studio.settings
+    desk.say("set", name="schedule", value="VSLPipe")
+    desk.say("pin").say("pin")
+    assert [each["name"] for each in desk.shown["variants"]] == ["A", "B"]
+    best = [each["name"] for each in desk.shown["variants"] if "output tokens/s" in each["best"]]
+    assert len(best) == 1
+    desk.say("recall", id=0)
+    assert desk.studio.settings == first
+    desk.say("unpin", id=0)
+    assert [each["name"] for each in desk.shown["variants"]] == ["B"]
+
+
+def test_curves_go_over_another_setting(desk):
+    desk.drawn()
+    assert desk.shown["curves"]["axis"] == "kv_capacity"
+    desk.say("axis", name="link")
+    curves = desk.drawn()["curves"]
+    assert curves["axis"] == "link"
+    assert curves["x"]["unit"] == "B/s"
+    bound = next(each for each in curves["lines"] if each["kind"] == "bound")
+    rates = [y for _, y in bound["points"]]
+    assert rates == sorted(rates)
+
+
+def test_no_simulated_point_lies_above_the_bound(desk):
+    curves = desk.drawn()["curves"]
+    bound = dict(map(tuple, next(each for each in curves["lines"] if each["kind"] == "bound")["points"]))
+    for each in curves["lines"]:
+        if each["kind"] == "simulated":
+            assert all(y <= bound[x] * (1 + 1e-9) for x, y in each["points"])
+
+
+def test_messages_that_mean_nothing_change_nothing(desk):
+    before = desk.studio.settings
+    desk.say("no such thing").say("fix", id=7).say("recall", id=7).say("mend", id=7)
+    assert desk.studio.settings == before
+
+
+def test_new_settings_overtake_old_ones(desk):
+    started = time.monotonic()
+    for place in range(12):
+        desk.say("set", name="output_len", value=place)
+    assert time.monotonic() - started < 20
+    shown = desk.drawn()
+    (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
+    simulated = wb.simulate(desk.studio.settings.scenario(), desk.studio.settings.schedule)
+    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+
+
+def test_a_sweep_is_spread_over_what_works(desk):
+    chosen = spread(KV_CAPACITY, desk.studio.settings, 5)
+    assert len(chosen) == 5
+    capacities = [at.kv_tokens for _, at in chosen]
+    assert capacities == sorted(capacities)
+    assert moe
+    assert Sequential
