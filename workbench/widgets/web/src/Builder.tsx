@@ -1,7 +1,7 @@
 import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 import type { Model } from "./contract";
-import { BenchContext, useTrait } from "./hooks";
+import { BenchContext, useTrait, useWidth } from "./hooks";
 import { Code } from "./parts/Code";
 import { Curves } from "./parts/Curves";
 import { Explain } from "./parts/Explain";
@@ -28,6 +28,7 @@ const PARTS: Record<string, () => ReactNode> = {
 };
 const WIDE = ["wiring", "variants", "lanes", "live"]; // as wide as the view; the others stand in two columns
 const SIDE = ["code", "settings", "explain"];
+const ROOM = 900; // pixels from which on there are two columns
 
 interface Props {
   model: Model;
@@ -81,12 +82,16 @@ function Parts(): ReactNode {
   return blocks;
 }
 
+// Two columns where there is room; else the parts in their order.
 function Columns({ names }: { names: string[] }): ReactNode {
+  const place = useRef<HTMLDivElement>(null);
+  const width = useWidth(place);
   const side = names.filter((name) => SIDE.includes(name));
   const main = names.filter((name) => !SIDE.includes(name));
+  const two = width >= ROOM && side.length > 0 && main.length > 0;
   return (
-    <div className={`wb-columns${side.length && main.length ? "" : " wb-columns-one"}`}>
-      {[side, main].filter((column) => column.length).map((column) => (
+    <div ref={place} className={two ? "wb-columns wb-columns-two" : "wb-columns"}>
+      {(two ? [side, main] : [names]).map((column) => (
         <div className="wb-column" key={column.join()}>
           {column.map((name) => (
             <Part key={name} name={name} />

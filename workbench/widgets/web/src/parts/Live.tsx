@@ -1,2 +1,68 @@
-import type { ReactNode } from "react";
-export function Live(): ReactNode { return null; }
+import { useEffect, useRef, type ReactNode } from "react";
+
+import type { Live as LiveTrait } from "../contract";
+import { useBench, useSend, useTrait } from "../hooks";
+import { Panel } from "./Panel";
+
+const WORDS: Record<LiveTrait["state"], string> = {
+  none: "Not started",
+  running: "Running",
+  paused: "Paused",
+  finished: "Finished",
+  stopped: "Stopped",
+  failed: "Failed",
+};
+
+// Runs the pipeline on this computer, and what it does meanwhile.
+export function Live(): ReactNode {
+  const { state, can, why, text, share, channels } = useTrait("live");
+  const send = useSend();
+  const active = state === "running" || state === "paused";
+  const buttons = (
+    <div className="wb-toolbar">
+      {active ? (
+        <>
+          <button type="button" className="wb-button" onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}>
+            {state === "paused" ? "Resume" : "Pause"}
+          </button>
+          <button type="button" className="wb-button" onClick={() => send({ do: "stop" })}>
+            Stop
+          </button>
+        </>
+      ) : (
+        <button type="button" className="wb-button wb-button-strong" disabled={!can} onClick={() => send({ do: "start" })}>
+          {state === "none" ? "Start" : "Start again"}
+        </button>
+      )}
+    </div>
+  );
+  return (
+    <Panel title="Live run" name="live" beside={buttons}>
+      <p className="wb-live-status">
+        <b className={`wb-live-${state}`}>{WORDS[state]}</b>
+        {text && <span>{text}</span>}
+      </p>
+      {!can && why && <p className="wb-note">{why}</p>}
+      {state !== "none" && (
+        <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
+          <i style={{ width: `${100 * Math.min(1, share)}%` }} />
+        </div>
+      )}
+      {state !== "none" && channels.length > 0 && <Strip key={channels.map((channel) => channel.label).join()} />}
+    </Panel>
+  );
+}
+
+function Strip(): ReactNode {
+  const { samples } = useBench();
+  const place = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const el = place.current!;
+    const leave = samples.draw(el);
+    return () => {
+      leave();
+      el.replaceChildren();
+    };
+  }, [samples]);
+  return <div ref={place} />;
+}

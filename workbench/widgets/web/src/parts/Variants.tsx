@@ -1,2 +1,69 @@
 import type { ReactNode } from "react";
-export function Variants(): ReactNode { return null; }
+
+import { useSend, useTrait } from "../hooks";
+import { Panel } from "./Panel";
+
+const MOST = 4;
+
+// Pipelines that were pinned, side by side.
+export function Variants(): ReactNode {
+  const variants = useTrait("variants");
+  const send = useSend();
+  const full = variants.length >= MOST;
+  const rows = [...new Set(variants.flatMap((variant) => Object.keys(variant.rows)))];
+  const pin = (
+    <button
+      type="button"
+      className="wb-button"
+      disabled={full}
+      title={full ? `${MOST} are pinned; unpin one first` : "Keep the pipeline that is shown, with its settings, to compare it"}
+      onClick={() => send({ do: "pin" })}
+    >
+      Pin this one
+    </button>
+  );
+  return (
+    <Panel title="Compare" name="variants" beside={pin}>
+      {variants.length === 0 ? (
+        <p className="wb-note">Nothing is pinned. Pin up to {MOST} pipelines to see them side by side.</p>
+      ) : (
+        <div className="wb-scroll" tabIndex={0} role="region" aria-label="Pinned pipelines">
+          <table className="wb-table wb-variants">
+            <thead>
+              <tr>
+                <td />
+                {variants.map(({ id, name, about }) => (
+                  <th key={id} scope="col">
+                    <b>{name}</b>
+                    <span>{about}</span>
+                    <span className="wb-variant-acts">
+                      <button type="button" className="wb-link" aria-label={`Show ${name} again`} onClick={() => send({ do: "recall", id })}>
+                        Show
+                      </button>
+                      <button type="button" className="wb-link" aria-label={`Unpin ${name}`} onClick={() => send({ do: "unpin", id })}>
+                        Unpin
+                      </button>
+                    </span>
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map((row) => (
+                <tr key={row}>
+                  <th scope="row">{row}</th>
+                  {variants.map(({ id, rows: values, best }) => (
+                    <td key={id} className={best.includes(row) ? "wb-best" : ""}>
+                      {values[row] ?? "–"}
+                      {best.includes(row) && <span className="wb-unseen"> (best)</span>}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </Panel>
+  );
+}

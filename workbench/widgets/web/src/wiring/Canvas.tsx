@@ -95,7 +95,7 @@ function edgesOf({ picture, stale }: Props): WireEdge[] {
   return picture.wires.map((wire) => {
     const [source, target] = [ends.get(wire.from)!, ends.get(wire.to)!];
     const data = { wire, from: { x: source.right, y: source.y }, to: { x: target.left, y: target.y }, stale };
-    return { id: wire.key, type: "wire", source: wire.from, target: wire.to, data, focusable: false, selectable: false };
+    return { id: wire.key, type: "wire", source: wire.from, target: wire.to, data, focusable: false, selectable: false, domAttributes: { "aria-hidden": true } };
   });
 }
 
@@ -143,11 +143,12 @@ function Flow(props: Props): ReactNode {
 
   useWheel(place, (by) => setViewport((old) => ({ ...old, x: clamped(old.x - by, old.zoom) })));
 
+  const over = picture.width * viewport.zoom + viewport.x - width;
   const dropOf = (node: Node): Drop => dropAt(picture, node.position.x + CARD.width / 2, node.position.y + CARD.height / 2);
   return (
     <div
       ref={place}
-      className="wb-canvas"
+      className={["wb-canvas", viewport.x < -4 ? "wb-canvas-before" : "", over > 4 ? "wb-canvas-after" : ""].join(" ")}
       role="application"
       aria-label={props.label}
       style={{ height }}

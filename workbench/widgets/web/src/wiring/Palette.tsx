@@ -69,7 +69,7 @@ export function Palette({ ref, entries, placed, onAdd, onDrag, onLeave }: Props)
           tabIndex={index === current ? 0 : -1}
           className={`wb-op${placed(entry) ? " wb-op-placed" : ""}`}
           title={`${entry.about}. Drag it onto a lane, or press to add it after the focused card`}
-          aria-label={`Add ${entry.label}${placed(entry) ? ", already placed" : ""}`}
+          aria-label={`Add ${entry.label}${entry.own ? " own" : ""}${placed(entry) ? ", already placed" : ""}`}
           onFocus={() => setAt(index)}
           onPointerDown={(event) => {
             if (event.button !== 0) return;
@@ -81,7 +81,7 @@ export function Palette({ ref, entries, placed, onAdd, onDrag, onLeave }: Props)
           onPointerCancel={() => setHeld(null)}
           onClick={(event) => event.detail === 0 && onAdd(entry)} // by a key; the pointer is handled above
         >
-          {entry.label}
+          {entry.label}{" "}
           {entry.own && <span className="wb-mark">own</span>}
         </button>
       ))}

@@ -2,11 +2,12 @@ import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import type { Wiring } from "../contract";
 import { useLeave, useSend } from "../hooks";
+import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
   onFit: () => void;
-  onSave: (kind: "svg" | "png" | "html") => void;
+  onSave: (kind: Kind) => void;
 }
 
 export function Toolbar({ wiring, onFit, onSave }: Props): ReactNode {

@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
 import type { Device, PaletteEntry } from "../contract";
-import { useBench, useTalk, useTrait } from "../hooks";
+import { useBench, useTalk, useTrait, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import * as act from "./actions";
@@ -12,7 +12,7 @@ import { layout } from "./layout";
 import { Options } from "./Options";
 import { Palette, type PaletteHandle } from "./Palette";
 import { RangeBar } from "./RangeBar";
-import { save } from "./save";
+import { type Kind, save } from "./save";
 import { Toolbar } from "./Toolbar";
 import { deviceName } from "./words";
 
@@ -22,7 +22,9 @@ export function Wiring(): ReactNode {
   const { talk, announce } = useBench();
   const { wiring, waiting } = useTalk();
   const code = useTrait("code");
-  const ledger = useTrait("figures").ledger;
+  const settings = useTrait("settings");
+  const figures = useTrait("figures");
+  const { ledger } = figures;
   const [asked, setShown] = useState(0);
   const [focused, setFocused] = useState<string | null>(null);
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
@@ -33,7 +35,8 @@ export function Wiring(): ReactNode {
   const shown = Math.min(asked, wiring.ranges.length - 1);
   const range = wiring.ranges[shown]!;
   const fault = wiring.fault?.range === shown ? wiring.fault : null;
-  const picture = useMemo(() => layout(range, fault), [range, fault]);
+  const width = useWidth(place);
+  const picture = useMemo(() => layout(range, fault, width), [range, fault, width]);
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
   const active = focused !== null && keys.includes(focused) ? focused : (keys[0] ?? null);
   const size = (names: RegExp): string => ledger.find((row) => names.test(row.name))?.capacity ?? "";
@@ -149,11 +152,17 @@ export function Wiring(): ReactNode {
     else announce(`${name(card)} is in no fork.`);
   };
 
+  const keep = (kind: Kind): void => {
+    save(kind, place.current!, { wiring, code, settings, figures }).then(
+      () => announce(`The picture is saved as pipeline.${kind}.`),
+      (error: Error) => announce(`The picture cannot be saved: ${error.message}.`),
+    );
+  };
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
   return (
-    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={(kind) => save(kind, place.current!, wiring, code.text)} />}>
+    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={keep} />}>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
       {wiring.fault && (!fault || !picture.callout) && (
         <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={(mend) => talk.send({ do: "mend", id: mend.id })} />

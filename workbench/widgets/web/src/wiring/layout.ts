@@ -8,7 +8,7 @@ export const CARD = { width: 146, height: 92 };
 export const GAP = 36; // between cards, a bus of transfers in its middle
 const ROW = CARD.height + 14;
 const LANE_PAD = 14;
-const FORK_PAD = 20;
+const FORK_PAD = 28;
 const LINK = 92; // the strip between the lanes
 const GUTTER = 76; // names of the lanes
 const PORT = 46;
@@ -227,7 +227,7 @@ class Wiring {
   private wire(from: string, to: string, kind: Wire["kind"], move: MoveElement | null): void {
     const [source, target] = [this.anchors.get(from)!, this.anchors.get(to)!];
     const near: [number, number] = [source.right + GAP / 2, target.left - GAP / 2];
-    const adjacent = near[1] - near[0] < 3 * FORK_PAD;
+    const adjacent = near[1] - near[0] < 2 * FORK_PAD + GAP;
     const buses: [number, number] = adjacent || source.device === target.device ? [near[1], near[1]] : near;
     const says = move && !this.labelled.has(move);
     if (move) this.labelled.add(move);
@@ -258,8 +258,8 @@ function faultBox(fault: Fault | null, chain: Element[], cards: PlacedCard[]): B
   return cards.find((card) => inside.includes(card.element))?.box ?? null;
 }
 
-// Lay out a range. `fault` is the one of this range, if there is one.
-export function layout(range: LayerRange, fault: Fault | null): Layout {
+// Lay out a range, at least this wide. `fault` is the one of this range, if there is one.
+export function layout(range: LayerRange, fault: Fault | null, least = 0): Layout {
   const { chain } = range;
   const rows = rowsOf(chain);
   const counts = { gpu: Math.max(1, rows.gpu), cpu: Math.max(1, rows.cpu) };
@@ -275,7 +275,7 @@ export function layout(range: LayerRange, fault: Fault | null): Layout {
   const given = { gpu: { first: 0, count: counts.gpu }, cpu: { first: 0, count: counts.cpu } };
   const begin = GUTTER + PORT;
   const [end, scope] = placing.chain(chain, begin, given, null, 0);
-  const right = Math.max(end, begin + 3 * CARD.width) + PORT;
+  const right = Math.max(end + PORT, begin + 3 * CARD.width, least - MARGIN);
   const lane = (y: number, count: number): Box => ({ x: 0, y, width: right, height: height(count) });
   const lanes = { gpu: lane(gpuTop, counts.gpu), cpu: lane(cpuTop, counts.cpu) };
   const middle = (device: Device): number => lanes[device].y + lanes[device].height / 2;
@@ -283,7 +283,7 @@ export function layout(range: LayerRange, fault: Fault | null): Layout {
   const ports: Port[] = chain.length
     ? [
         { key: "in", device: entryDevice(chain), x: GUTTER + 8, y: middle(entryDevice(chain)) },
-        { key: "out", device: exitDevice(chain), x: end + PORT - 8, y: middle(exitDevice(chain)) },
+        { key: "out", device: exitDevice(chain), x: end + PORT - 12, y: middle(exitDevice(chain)) },
       ]
     : [];
   const anchors = new Map<string, Anchor>();
