@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import chain as chained
+from itertools import takewhile
 from typing import NamedTuple
 
 from workbench.pipeline.algebra import Pipeline
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, spliced, stages_of
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spliced, stages_of
 from workbench.pipeline.walk import Author, Walk, reads_there
 from workbench.stages import Move, Place, RowClass, Stage
 
@@ -19,13 +22,11 @@ def connected(pipeline: Pipeline) -> Pipeline:
     that no transfers can mend comes back with those that it could use.
     """
     stages = bare(pipeline.chain)
-    chain = stages
-    for _ in range(4 * len(list(stages_of(stages))) + 4):
-        better = _with_next_move(chain)
-        if better is None:
-            break
-        chain = better
-    return Pipeline(chain, pipeline.fetches)
+    first = _filled(stages, _in_its_arm)
+    if _is_served(first):
+        return Pipeline(first, pipeline.fetches)
+    others = chained((_filled(stages, _before_its_fork),), _with_one_earlier(first))
+    return Pipeline(next((other for other in others if _is_served(other)), first), pipeline.fetches)
 
 
 def bare(chain: tuple[Element, ...]) -> tuple[Element, ...]:
@@ -89,30 +90,66 @@ class _Survey(Walk):
         self.idle.append(path)
 
 
-def _with_next_move(chain: tuple[Element, ...]) -> tuple[Element, ...] | None:
-    """The chain with one transfer more that it lacks, or one less that carries nothing; None if it needs neither.
+def _surveyed(chain: tuple[Element, ...]) -> tuple[_Survey, _Survey]:
+    """Two walks that close the layer as `resolve` does it.
 
-    The layer is closed as `resolve` does it: once with the residual stream where the layer reads it first, and once
-    with it where the layer before left it.
+    In the first, the residual stream is where the layer reads it first, in the second where the layer before left it.
     """
     reader = next((stage.device for stage in stages_of(chain) if "x" in stage.op.reads), Place.GPU)
     first = _Survey(frozenset({reader}), Author(None, ""))
     first.follow(chain, chain)
-    if first.absent:
-        missing = first.absent[0]
-        return spliced(chain, _slot(chain, missing), 0, (Move(missing.stage.device),))
-    leaves = first.at["x", RowClass.DECODE] & first.at["x", RowClass.PREFILL]
-    again = _Survey(leaves, Author(None, ""))
+    again = _Survey(first.at["x", RowClass.DECODE] & first.at["x", RowClass.PREFILL], Author(None, ""))
     again.follow(chain, chain)
-    if again.absent:
-        missing = again.absent[0]
-        ends = tuple(first.writer[rows].path for rows, _ in missing.rows)
-        return spliced(chain, _end(chain, ends, missing), 0, (Move(missing.stage.device),))
-    idle = first.idle or again.idle
-    return spliced(chain, idle[-1], 1, ()) if idle else None
+    return first, again
 
 
-def _slot(chain: tuple[Element, ...], missing: _Absent) -> Path:
+def _is_served(chain: tuple[Element, ...]) -> bool:
+    """True if every stage finds what it reads, as far as it is written, and every transfer carries something."""
+    return not any(survey.absent or survey.idle for survey in _surveyed(chain))
+
+
+_Slot = Callable[[Path | None, Path], Path]
+"""Where a transfer goes in front of a stage that reads what an author wrote before, from the paths of both."""
+
+
+def _in_its_arm(author: Path | None, reader: Path) -> Path:
+    return reader
+
+
+def _before_its_fork(author: Path | None, reader: Path) -> Path:
+    """Before the outermost fork that holds the reader and not its author."""
+    same = _common(author or (), reader)
+    return reader if same % 2 else reader[: same + 1]
+
+
+def _filled(chain: tuple[Element, ...], before: _Slot) -> tuple[Element, ...]:
+    """The chain with the transfers that it lacks, put in from left to right."""
+    for _ in range(4 * len(list(stages_of(chain))) + 4):
+        first, again = _surveyed(chain)
+        absent = first.absent or again.absent
+        if absent:
+            missing = absent[0]
+            place = _slot(chain, missing, before) if first.absent else _end(chain, first, missing)
+            chain = spliced(chain, place, 0, (Move(missing.stage.device),))
+            continue
+        shorter = [spliced(chain, path, 1, ()) for path in (*first.idle, *again.idle)]
+        better = next((each for each in shorter if not _surveyed(each)[0].absent), None)
+        if better is None:
+            break
+        chain = better
+    return chain
+
+
+def _with_one_earlier(chain: tuple[Element, ...]) -> Iterator[tuple[Element, ...]]:
+    """The chain with one of its transfers at each earlier place of the same chain or arm."""
+    for path, element in located(chain):
+        if isinstance(element, Move):
+            without = spliced(chain, path, 1, ())
+            for index in reversed(range(path[-1])):
+                yield _filled(spliced(without, (*path[:-1], index), 0, (element,)), _in_its_arm)
+
+
+def _slot(chain: tuple[Element, ...], missing: _Absent, before: _Slot) -> Path:
     """Where a transfer goes: at the end of the arm that wrote what is missing, or before the stage that reads it."""
     for rows, author in missing.rows:
         arm = _arm_before(author.path, missing.path)
@@ -120,12 +157,13 @@ def _slot(chain: tuple[Element, ...], missing: _Absent) -> Path:
             slot = _arm_end(chain, arm)
             if _serves(chain, slot, rows, missing.stage.device):
                 return slot
-    return missing.path
+    return before(missing.rows[0][1].path, missing.path)
 
 
-def _end(chain: tuple[Element, ...], writers: tuple[Path | None, ...], missing: _Absent) -> Path:
+def _end(chain: tuple[Element, ...], layer: _Survey, missing: _Absent) -> Path:
     """Where a transfer for the next layer goes: at the end of the arm that wrote it, or of the chain."""
-    for (rows, _), path in zip(missing.rows, writers, strict=True):
+    for rows, _ in missing.rows:
+        path = layer.writer[rows].path
         if path is not None and len(path) > 1:
             slot = _arm_end(chain, path[:2])
             if _serves(chain, slot, rows, missing.stage.device):
@@ -133,15 +171,17 @@ def _end(chain: tuple[Element, ...], writers: tuple[Path | None, ...], missing: 
     return (len(chain),)
 
 
+def _common(one: Path, other: Path) -> int:
+    """Length of the beginning that two paths share."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
+
+
 def _arm_before(author: Path | None, reader: Path) -> Path | None:
     """The outermost arm that an author stands in, of a fork that ends before its reader."""
-    if author is None:
-        return None
-    same = 0
-    while same < min(len(author), len(reader)) and author[same] == reader[same]:
-        same += 1
+    same = _common(author or (), reader)
     arms_apart = same % 2 == 1
-    return author[: same + 2] if not arms_apart and len(author) > same + 1 else None
+    return author[: same + 2] if author and not arms_apart and len(author) > same + 1 else None
 
 
 def _arm_end(chain: tuple[Element, ...], arm: Path) -> Path:
