@@ -67,7 +67,10 @@ def test_another_model_has_its_own_precision_and_tokens():
     settings = of(server().on(memory=wb.Memory(kv_capacity="20GB", weights="fp16", kv="fp16")))
     found = settings.on_model(wb.models["gpt-oss-20b"])
     assert (found.memory.weights, found.memory.kv) == (None, None)
-    assert max(max(request.prompt) for request in with_tokens(found.workload, found.model).requests) < found.model.vocab_size
+    assert (
+        max(max(request.prompt) for request in with_tokens(found.workload, found.model).requests)
+        < found.model.vocab_size
+    )
 
 
 @pytest.mark.parametrize("requests", [4, 400])
@@ -127,7 +130,9 @@ def test_every_position_of_a_slider_is_read_back(slider):
     for place in {0, len(steps) // 2, len(steps) - 1} if steps else ():
         moved = slider.moved(settings, place)
         assert slider.read(moved) == pytest.approx(steps[place].value)
-        assert slider.at(moved) == slider.steps(moved).index(next(s for s in slider.steps(moved) if s.value == steps[place].value))
+        assert slider.at(moved) == slider.steps(moved).index(
+            next(s for s in slider.steps(moved) if s.value == steps[place].value)
+        )
 
 
 def test_sliders_show_the_value_that_they_begin_with():

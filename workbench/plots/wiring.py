@@ -170,7 +170,9 @@ def _draw(
         if before.stage.device is after.stage.device and before.row == after.row:
             lane = top if before.stage.device is Place.GPU else floor
             y = lane - _ROW * before.row - _HIGH / 2
-            ax.plot([_COLUMN * before.column + _WIDE + 0.03, _COLUMN * after.column - 0.03], [y, y], color="#9ca3af", lw=1)
+            ax.plot(
+                [_COLUMN * before.column + _WIDE + 0.03, _COLUMN * after.column - 0.03], [y, y], color="#9ca3af", lw=1
+            )
 
 
 def _flow(cards: Sequence[Card]) -> Iterator[tuple[Card, Card]]:

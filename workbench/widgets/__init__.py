@@ -1,8 +1,9 @@
-"""Widgets of notebooks: the dashboard, its live strip and lane charts, and sliders over any picture."""
+"""Widgets of notebooks: the pipeline builder, the dashboard, their parts, and sliders over any picture."""
 
-from workbench.widgets.dashboard.dashboard import Dashboard
+from workbench.widgets.builder import Builder, Dashboard
 from workbench.widgets.explore import Explore
 from workbench.widgets.parts.gantt import Gantt
 from workbench.widgets.parts.strip import Strip
+from workbench.widgets.stills import scenario_in
 
-__all__ = ["Dashboard", "Explore", "Gantt", "Strip"]
+__all__ = ["Builder", "Dashboard", "Explore", "Gantt", "Strip", "scenario_in"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 import anywidget
@@ -14,10 +14,10 @@ import traitlets
 from workbench.core.errors import WorkbenchError
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
-from workbench.schedules import Overlap, Schedule, contenders
+from workbench.schedules import Schedule, contenders
 from workbench.stages import ExpertSet, Op
-from workbench.widgets.stills import still
 from workbench.widgets.state.studio import Studio
+from workbench.widgets.stills import still
 
 _WEB = Path(__file__).parent / "web" / "dist"
 _WIRED = ("wiring", "code", "settings", "figures", "curves", "lanes", "explain", "variants", "live")
@@ -25,11 +25,22 @@ _EXPLORED = ("settings", "figures", "curves", "lanes", "explain", "variants", "l
 FIRST = 3.0  # most seconds that a cell waits for the first figures, so that its still picture is complete
 
 
+class Made(NamedTuple):
+    """The cell of a notebook that made a view, and the request to run it; empty outside of notebooks."""
+
+    cell: str = ""
+    request: str = ""
+
+    def again_in(self, other: Made) -> bool:
+        """True if the other is the same cell, run again."""
+        return bool(self.cell) and self.cell == other.cell and self.request != other.request
+
+
 class View(anywidget.AnyWidget):
     """The base of both views: a `Studio` whose parts the browser draws, and whose messages it sends.
 
-    Several may be open at once; each keeps what it was set to. Runs of all share one computer, so that a run is refused
-    while another one goes on.
+    Several may be open at once; each keeps what it was set to. A cell that is run again closes what it had opened, and
+    stops its run. Runs of all share one computer, so that a run is refused while another one goes on.
 
     Parameters
     ----------
@@ -64,6 +75,10 @@ class View(anywidget.AnyWidget):
         parts: Sequence[str] = _WIRED,
     ) -> None:
         super().__init__(parts=list(parts))
+        self._made_by = _running_cell()
+        for older in list(View._opened):
+            if older._made_by.again_in(self._made_by):
+                older.close()
         self._sending = threading.Lock()
         chosen = tuple(schedules) or contenders(scenario.stack)
         found = names_of_the_notebook() if names is None else names
@@ -160,13 +175,25 @@ class Dashboard(View):
         super().__init__(scenario, schedules, names=names, parts=parts)
 
 
+def _running_cell() -> Made:
+    """The cell that is running now."""
+    parent: dict[str, Any] = getattr(_shell(), "get_parent", dict)()
+    cell = parent.get("metadata", {}).get("cellId", "")
+    return Made(str(cell), str(parent.get("header", {}).get("msg_id", "")))
+
+
+def _shell() -> Any:
+    """The shell of the notebook, or None."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return None
+    return get_ipython()
+
+
 def names_of_the_notebook() -> dict[str, Op | ExpertSet]:
     """Operations and sets of experts that the notebook's cells have defined, by the names of their variables."""
-    try:
-        from IPython import get_ipython  # type: ignore[attr-defined]
-    except ImportError:
-        return {}
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = _shell()
     if shell is None:
         return {}
     return {

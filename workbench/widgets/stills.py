@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import re
@@ -16,6 +15,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from workbench.analysis.costs import Costs
+from workbench.core.display import escaped
 from workbench.core.errors import ScenarioError, WorkbenchError
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
@@ -28,7 +28,7 @@ KEY = "moe-workbench scenario"
 """Name under which a picture holds its scenario."""
 DPI = 110
 _SVG = re.compile(r"<desc>(.*?)</desc>", re.DOTALL)
-_PAGE = re.compile(r'<script type="application/json" id="moe-workbench-scenario">(.*?)</script>', re.DOTALL)
+_PAGE = re.compile(r'<script type="text/plain" id="moe-workbench-scenario">(.*?)</script>', re.DOTALL)
 
 
 def still(studio: Studio) -> dict[str, Any]:
@@ -77,8 +77,7 @@ def scenario_in(path: str | Path) -> Scenario:
     else:
         text = path.read_text(encoding="utf-8")
         found = (_SVG if path.suffix == ".svg" else _PAGE).search(text)
-        told = found[1] if found else ""
-        told = html.unescape(told) if path.suffix == ".svg" else told
+        told = base64.b64decode(found[1]).decode() if found else ""
     if not told:
         raise ScenarioError(f"{path} holds no scenario; give a picture that was saved with one.")
     return Scenario.from_dict(json.loads(told), str(path))
@@ -104,6 +103,11 @@ def notes_of(costs: Costs) -> dict[tuple[int, Place], str]:
         for cost in costs.entries
         if cost.path
     }
+
+
+def _packed(told: str) -> str:
+    """Text in letters that mean nothing in a page."""
+    return base64.b64encode(told.encode()).decode()
 
 
 def _figure(studio: Studio) -> Figure:
@@ -132,17 +136,17 @@ def _svg(studio: Studio, told: str) -> str:
     drawn = io.StringIO()
     _figure(studio).savefig(drawn, format="svg")
     head, tail = re.split(r"(?<=>)(?=\s*<metadata>)", drawn.getvalue(), maxsplit=1)
-    return f"{head}\n <desc>{html.escape(told, quote=False)}</desc>{tail}"
+    return f"{head}\n <desc>{_packed(told)}</desc>{tail}"
 
 
 def _page(studio: Studio, told: str) -> str:
     """A page with the picture, the code and the scenario, which needs nothing else."""
-    code = html.escape(studio.wirings.code(studio.settings.pipeline)["text"])
+    code = escaped(studio.wirings.code(studio.settings.pipeline)["text"])
     picture = base64.b64encode(_png(studio)).decode()
-    title = html.escape(headline(studio))
-    kept = told.replace("<", "\\u003c")
+    title = escaped(headline(studio))
+    kept = _packed(told)
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<h1>{title}</h1>\n'
         f'<img alt="{title}" style="max-width:100%" src="data:image/png;base64,{picture}">\n<pre>{code}</pre>\n'
-        f'<script type="application/json" id="moe-workbench-scenario">{kept}</script></html>\n'
+        f'<script type="text/plain" id="moe-workbench-scenario">{kept}</script></html>\n'
     )

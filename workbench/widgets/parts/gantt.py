@@ -44,4 +44,4 @@ def track(title: str, timeline: Timeline) -> dict[str, Any]:
     begin = timeline.begin
     spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
     idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
-    return {"title": title, "lanes": lanes, "spans": spans, "idle": idle}
+    return {"title": title, "lanes": list(lanes), "spans": spans, "idle": idle}

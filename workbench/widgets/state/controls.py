@@ -191,7 +191,9 @@ class Controls:
                     lambda now, value: now.on(scheduler=value),
                     checked=True,
                 ),
-                Chooser("schedule", "Schedule", self._offer_schedules, lambda now: now.schedule, _choose_schedule, True),
+                Chooser(
+                    "schedule", "Schedule", self._offer_schedules, lambda now: now.schedule, _choose_schedule, True
+                ),
                 KV_CAPACITY,
                 MAX_RUNNING,
                 TOKEN_BUDGET,
@@ -305,7 +307,7 @@ def _budgets(settings: Settings) -> Sequence[Step]:
     values = whole_ladder(1024, 32, 262_144)
     steps = [Step(f"{value:,} tokens", float(value)) for value in values]
     default = next(each.default for each in fields(settings.scheduler) if each.name == "token_budget")  # type: ignore[arg-type]
-    return [*steps, Step("as the GPU balances the link", _NO_LIMIT)] if default is None else steps
+    return [*steps, Step("automatic", _NO_LIMIT)] if default is None else steps
 
 
 def _set_budget(settings: Settings, value: float) -> Settings:
@@ -343,8 +345,12 @@ def _shares_of(of_kv: bool) -> Callable[[Settings], Sequence[Step]]:
     return steps
 
 
-def _share(field: str) -> Callable[[Settings, float], Settings]:
-    return lambda settings, value: settings.on(memory=replace(settings.memory, **{field: value}))
+def _set_weights_share(settings: Settings, value: float) -> Settings:
+    return settings.on(memory=replace(settings.memory, weights_on_gpu=value))
+
+
+def _set_kv_share(settings: Settings, value: float) -> Settings:
+    return settings.on(memory=replace(settings.memory, kv_on_gpu=value))
 
 
 LINK = Sizes("link", "Link speed", _rates, lambda now: now.link, _written("link"))
@@ -385,11 +391,9 @@ WEIGHTS_ON_GPU = Slider(
     "Weights kept on GPU",
     _shares_of(False),
     lambda now: now.memory.weights_on_gpu,
-    _share("weights_on_gpu"),
+    _set_weights_share,
 )
-KV_ON_GPU = Slider(
-    "kv_on_gpu", "KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _share("kv_on_gpu")
-)
+KV_ON_GPU = Slider("kv_on_gpu", "KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _set_kv_share)
 SLIDERS = (
     LINK,
     GPU_MEMORY,

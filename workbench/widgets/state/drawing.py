@@ -13,8 +13,8 @@ from workbench.core.timeline import Timeline
 from workbench.schedules import Schedule
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
-from workbench.widgets.state.ladders import outward
 from workbench.widgets.state.figures import Plain, figure, line, memories, tracks
+from workbench.widgets.state.ladders import outward
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
 
@@ -24,6 +24,21 @@ _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu"
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
 
+EMPTY: Plain = {
+    "figures": {"problem": "", "sample": "", "rows": [], "ledger": [], "explain": [], "prices": [], "pending": True},
+    "lanes": {"tracks": [], "labels": {}, "colours": {}},
+    "curves": {
+        "x": {"label": "", "unit": "", "log": True},
+        "y": {"label": "output tokens/s"},
+        "at": 1.0,
+        "chosen": "",
+        "lines": [],
+        "busy": True,
+        "axis": KV_CAPACITY.name,
+        "axes": [],
+    },
+}
+"""What is shown before anything is drawn."""
 Measured = Sequence[tuple[Settings, Result]]
 
 
@@ -81,7 +96,7 @@ class Drawing:
             self._draw(settings, overtaken)
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
-            self._publish("figures", {"problem": problem, "rows": [], "ledger": [], "explain": [], "prices": []})
+            self._publish("figures", {**EMPTY["figures"], "problem": problem, "pending": False})
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
@@ -108,9 +123,7 @@ class Drawing:
     ) -> dict[str, Result | Refused]:
         return {each.name: self._predictions.simulation(settings, each, soon=soon) for each in schedules}
 
-    def _figures(
-        self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False
-    ) -> None:
+    def _figures(self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False) -> None:
         """Publish the figures: of the chosen schedule alone until those of the others are found."""
         predictions = self._predictions
         chosen = settings.schedule
@@ -125,17 +138,17 @@ class Drawing:
                 rows.append(figure(result, schedule.name, bound, chosen=schedule == chosen))
         runs = self._beside(settings)
         rows += [figure(run, run.schedule, bound, chosen=False) for run in runs]
-        sampled = isinstance(simulated, Result) and simulated.facts["requests"] != str(settings.requests)
+        sample = _sample(simulated, settings.requests)
         results = [each for each in (bound, simulated) if isinstance(each, Result)]
         results += [run for run in runs if run.schedule == chosen.name]
         self._publish(
             "figures",
             {
                 "problem": simulated.why if isinstance(simulated, Refused) else "",
-                "sample": _sample(simulated.facts["requests"], settings.requests) if sampled else "",
+                "sample": sample,
                 "rows": rows,
                 "ledger": memories(predictions.ledger(settings)),
-                "explain": [] if sampled else explain(results),
+                "explain": [] if sample else explain(results),
                 "prices": self._prices(settings) if with_prices else [],
                 "pending": not with_prices,
             },
@@ -176,9 +189,7 @@ class Drawing:
                 due = time.monotonic() + _PATIENCE
         self._shown = self._show_curves(axis, settings, points, busy=False)
 
-    def _add_points(
-        self, points: dict[tuple[str, str], list[tuple[float, float]]], at: Settings, where: float
-    ) -> None:
+    def _add_points(self, points: dict[tuple[str, str], list[tuple[float, float]]], at: Settings, where: float) -> None:
         bound = self._predictions.bound(at)
         if isinstance(bound, Result):
             points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
@@ -234,12 +245,13 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     return 100 * value if _UNITS.get(axis.name) == "%" else value
 
 
-def _sample(requests: str, of: int) -> str:
-    """What a sample is, in words."""
-    return f"first {int(requests):,} of {of:,} requests"
+def _sample(simulated: Result | Refused, of: int) -> str:
+    """What a sample is, in words; empty for a simulation of all requests."""
+    if isinstance(simulated, Refused) or simulated.facts["requests"] == str(of):
+        return ""
+    return f"first {int(simulated.facts['requests']):,} of {of:,} requests"
 
 
 def _differ_in(axis: Slider, one: Settings, other: Settings) -> bool:
     """True if two settings differ in nothing but one setting and the schedule."""
     return axis.write(one.on(schedule=other.schedule), axis.read(other)) == other
-

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.analysis.wording import in_words
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.core.units import format_bytes, format_seconds
 from workbench.plots import task_colour
 from workbench.serving.ledger import Account, Ledger
+from workbench.widgets.parts.gantt import track
+from workbench.widgets.parts.words import digits
 from workbench.widgets.state.predictions import Refused
 
 Plain = dict[str, Any]
-
-
-def digits(value: float) -> str:
-    """Format a number with three digits, or all before the point: ``0.123``, ``45.6``, ``1,234``."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def figure(result: Result | Refused, name: str, bound: Result | Refused, *, chosen: bool) -> Plain:
@@ -44,8 +42,6 @@ def figure(result: Result | Refused, name: str, bound: Result | Refused, *, chos
 
 def limited(result: Result) -> str:
     """The resource that limits a bound, or the busiest lane of a run with its share of the time."""
-    from workbench.analysis.explain import in_words
-
     words = in_words(result.binding)
     if result.source is Source.BOUND or result.binding not in result.busy:
         return words
@@ -56,7 +52,9 @@ def memories(ledger: Ledger | Refused) -> list[Plain]:
     """Both memories with what each holds."""
     if isinstance(ledger, Refused):
         return []
-    return [_memory(f"{account.name[:1].upper()}{account.name[1:]} memory", account) for account in ledger_accounts(ledger)]
+    return [
+        _memory(f"{account.name[:1].upper()}{account.name[1:]} memory", account) for account in ledger_accounts(ledger)
+    ]
 
 
 def ledger_accounts(ledger: Ledger) -> Iterable[Account]:
@@ -85,16 +83,4 @@ def tracks(titled: Sequence[tuple[str, Timeline]]) -> Plain:
     """Lane charts, one above the other, each from its own begin."""
     labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
     colours = {code: task_colour(code) for code in labels}
-    return {"tracks": [_track(title, timeline) for title, timeline in titled], "labels": labels, "colours": colours}
-
-
-def _track(title: str, timeline: Timeline) -> Plain:
-    """Lanes, spans as [lane number, start, end, name, iteration], and idle time.
-
-    Idle time is [lane number, start, end, the task that the next one waited for].
-    """
-    lanes = timeline.lanes
-    begin = timeline.begin
-    spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
-    idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
-    return {"title": title, "lanes": list(lanes), "spans": spans, "idle": idle}
+    return {"tracks": [track(title, timeline) for title, timeline in titled], "labels": labels, "colours": colours}

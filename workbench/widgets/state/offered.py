@@ -125,4 +125,3 @@ def why_not_live(settings: Settings) -> str:
     if not settings.machine.is_local:
         return "only this computer can run; choose it as the machine"
     return ""
-

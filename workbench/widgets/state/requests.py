@@ -55,7 +55,8 @@ def _scaled(lengths: Lengths, mean: int) -> Lengths:
     now = lengths.mean()
     if mean == round(now):
         return lengths
-    return np.maximum(1, np.rint(lengths * (mean / now))).astype(np.int64)
+    scaled: Lengths = np.maximum(1, np.rint(lengths * (mean / now))).astype(np.int64)
+    return scaled
 
 
 def _arrivals(given: Workload, requests: int) -> Times:
@@ -64,4 +65,5 @@ def _arrivals(given: Workload, requests: int) -> Times:
         return AT_ONCE
     rounds, chosen = np.divmod(np.arange(requests), len(given))
     period = given.arrival[-1] * len(given) / max(1, len(given) - 1)
-    return given.arrival[chosen] + rounds * period
+    repeated: Times = given.arrival[chosen] + rounds * period
+    return repeated

@@ -18,6 +18,7 @@ from workbench.widgets.state.ladders import ladder
 from workbench.widgets.state.requests import resized, sizes, with_tokens
 from workbench.workload import Routing, Workload
 
+
 @dataclass(frozen=True)
 class Settings:
     """One position of everything that can be chosen.
@@ -155,7 +156,7 @@ def kv_steps(settings: Settings) -> tuple[float, ...]:
 
 
 def suitable_kv(settings: Settings) -> float:
-    """Choose the least KV capacity that holds all requests at once, or else the largest that fits the memories [tokens].
+    """Choose the least KV capacity that holds all requests at once, or else the largest that fits [tokens].
 
     The least of all is returned where none fits; its prediction tells the reason.
     """

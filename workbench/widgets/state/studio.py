@@ -17,7 +17,7 @@ from workbench.serving.prepared import price
 from workbench.simulate import Detail, simulate
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
-from workbench.widgets.state.drawing import Drawing
+from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.offered import why_not, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs
@@ -68,9 +68,9 @@ class Studio:
         self.wirings = Wirings(names)
         self.variants = Variants(self.predictions)
         self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran)
-        self.drawing = Drawing(
-            self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn
-        )
+        self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
+        for name, value in EMPTY.items():
+            self._out(name, value)
         self._show()
 
     def close(self) -> None:
@@ -308,7 +308,4 @@ def _takes(settings: Settings) -> bool:
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
     """The settings with the memory, machine, requests and schedule of a scenario that fits."""
     found = Settings.of(scenario, schedule)
-    return settings.on(
-        memory=found.memory, kv_tokens=found.kv_tokens, scheduler=found.scheduler, schedule=schedule
-    )
-
+    return settings.on(memory=found.memory, kv_tokens=found.kv_tokens, scheduler=found.scheduler, schedule=schedule)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.serving.ledger import Ledger
-from workbench.widgets.state.figures import digits
+from workbench.widgets.parts.words import digits
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 

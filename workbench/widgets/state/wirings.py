@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.analysis.costs import Cost, Costs
@@ -157,9 +157,24 @@ class Wirings:
             "first": first,
             "stop": stop,
             "title": f"layers {first} to {stop - 1}" if stop - first > 1 else f"layer {first}",
-            "chain": [self._element(pipeline, path, each, carries, of_range, model) for path, each in _level(pipeline.chain)],
+            "chain": self._chain(pipeline, pipeline.chain, (), carries, of_range, model),
             "fetches": [_fetched(item, label, pipeline, brought) for item, label in _FETCHES],
         }
+
+    def _chain(
+        self,
+        pipeline: Pipeline,
+        chain: tuple[Element, ...],
+        path: Path,
+        carries: Mapping[Path, str],
+        costs: Mapping[Path, Cost],
+        model: ModelConfig,
+    ) -> list[Plain]:
+        """The elements of one chain or arm."""
+        return [
+            self._element(pipeline, (*path, index), element, carries, costs, model)
+            for index, element in enumerate(chain)
+        ]
 
     def _element(
         self,
@@ -172,7 +187,7 @@ class Wirings:
     ) -> Plain:
         if isinstance(element, Fork):
             arms = [
-                [self._element(pipeline, inner, each, carries, costs, model) for inner, each in _level(arm, (*path, number))]
+                self._chain(pipeline, arm, (*path, number), carries, costs, model)
                 for number, arm in enumerate(element.arms)
             ]
             return {"kind": "fork", "path": list(path), "arms": arms}
@@ -257,12 +272,6 @@ def _entry(name: str, op: Op, placed: bool) -> Plain:
     return {"name": name, "label": name, "about": about(op), "own": not _is_built_in(op), "placed": placed}
 
 
-def _level(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path, Element]]:
-    """The elements of one chain or arm, with their paths."""
-    for index, element in enumerate(chain):
-        yield (*path, index), element
-
-
 def _carries(pipeline: Pipeline) -> dict[Path, str]:
     """What each transfer of a whole pipeline moves, in words; nothing for one that cannot be."""
     try:
@@ -318,7 +327,9 @@ def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig) -> list[Plain
         if stage.op is experts:
             on_cpu = stage.device is Place.CPU
             if on_cpu or stage.defer:
-                found.append({"name": "defer", "label": "defer experts", "value": stage.defer, "most": most - stage.skip})
+                found.append(
+                    {"name": "defer", "label": "defer experts", "value": stage.defer, "most": most - stage.skip}
+                )
             found.append({"name": "skip", "label": "skip experts", "value": stage.skip, "most": most - stage.defer})
         if not stage.defer and not stage.skip:
             if stage.op.subset is None:

@@ -1,0 +1,397 @@
+"""Views without a browser: messages are sent in plain Python, the live run is a stand-in."""
+
+import base64
+import io
+import json
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import VSL
+from workbench.core.errors import EngineError, ScenarioError
+from workbench.core.result import Result, Source
+from workbench.engine import RunState
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.serving import Progress
+from workbench.simulate import Detail, simulate
+from workbench.widgets import Builder, Dashboard, scenario_in
+from workbench.widgets.builder import Made, View
+from workbench.widgets.parts.monitor import CHANNELS, Monitor
+from workbench.widgets.parts.newest import Newest
+from workbench.widgets.state import runs as live_runs
+from workbench.widgets.stills import KEY, save_still
+
+SECONDS = 20.0  # that a test waits for what takes a moment
+
+
+class StandIn:
+    """A live run that does as it is told and serves nothing."""
+
+    def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
+        self.scenario, self.schedule = scenario, schedule
+        self.state, self.error = RunState.LOADING, None
+        self.progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
+
+    def serve(self, iterations: int, emitted: int) -> None:
+        self.state = RunState.RUNNING
+        counts = {"iterations": iterations, "emitted": emitted, "prefill": 4 * emitted, "used_blocks": 3}
+        self.progress = replace(self.progress, seconds=float(iterations), busy={"gpu": iterations / 2}, **counts)
+
+    def pause(self) -> None:
+        self.state = RunState.PAUSED
+
+    def resume(self) -> None:
+        self.state = RunState.RUNNING
+
+    def stop(self) -> None:
+        self.state = RunState.STOPPED
+
+    def finish(self) -> None:
+        self.serve(3, self.progress.total)
+        self.state = RunState.FINISHED
+
+    def fail(self, error: Exception) -> None:
+        self.error, self.state = error, RunState.FAILED
+
+    def wait(self, timeout: float | None = None) -> Result:
+        played = simulate(self.scenario, self.schedule, detail=Detail.TASK)
+        return replace(played, source=Source.MEASURED, stopped=self.state is RunState.STOPPED)
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    """One that this computer could run, if its model had the weights it claims to have."""
+    machine = replace(small_machine(), host=platform.node())
+    model = replace(tiny_model(), path=Path("nowhere"))
+    return tiny_scenario(8, 4, 12, model=model, machine=machine, blocks=16)
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[StandIn]:
+    started: list[StandIn] = []
+
+    def start(scenario: Scenario, schedule: Schedule) -> StandIn:
+        started.append(StandIn(scenario, schedule))
+        return started[-1]
+
+    monkeypatch.setattr(live_runs, "start", start)
+    monkeypatch.setattr(live_runs, "PERIOD", 0.01)
+    return started
+
+
+@pytest.fixture
+def view(scenario, runs):
+    shown = Builder(scenario, names={})
+    yield shown
+    shown.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def say(view: View, do: str, **more: object) -> None:
+    """Send what the browser sends."""
+    view._received(None, {"do": do, "n": view.answered + 1, **more}, None)
+
+
+def drawn(view: View) -> None:
+    assert view.studio.drawing.wait(SECONDS)
+
+
+def measured(view: View) -> list[dict]:
+    return [row for row in view.figures["rows"] if row["source"] == "measured"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the view
+
+
+def test_every_part_is_there_at_once_and_can_be_sent(view):
+    drawn(view)
+    for name in ("wiring", "code", "settings", "figures", "curves", "lanes", "live"):
+        assert json.loads(json.dumps(getattr(view, name))) == getattr(view, name)
+        assert getattr(view, name)
+    assert view.pipeline == VSL
+    assert view.schedule == Sequential(prefetch=True)
+
+
+def test_every_message_is_answered_even_one_that_fails(view):
+    say(view, "place", range=0, path=[99], device="gpu")
+    assert view.answered == 1
+    assert "99" in view.figures["problem"]
+    say(view, "place", range=0, path=["x"], device="gpu")
+    assert view.answered == 2
+    say(view, "undo")
+    assert view.answered == 3
+
+
+def test_what_is_wired_is_the_scenario(view, scenario):
+    assert view.scenario.diff(scenario).keys() <= {"memory.kv_capacity"}
+    say(view, "open", name="FlexGenS4")
+    assert view.scenario.pipeline == view.pipeline
+    say(view, "clear")
+    with pytest.raises(Exception, match="keeps the KV cache"):
+        view.scenario  # noqa: B018
+
+
+def test_two_views_stay_apart(view, scenario, runs):
+    other = Dashboard(scenario, names={})
+    say(other, "set", name="output_len", value=0)
+    assert view.studio.settings.output_len == 4
+    assert "wiring" not in other.parts
+    assert "wiring" in view.parts
+    other.close()
+
+
+def test_a_cell_that_is_run_again_closes_its_view_and_stops_its_run(scenario, runs, monkeypatch):
+    made = [Made("cell-a", "1"), Made("cell-b", "2"), Made("cell-a", "3"), Made()]
+    monkeypatch.setattr("workbench.widgets.builder._running_cell", lambda: made.pop(0))
+    first, beside = Builder(scenario, names={}), Builder(scenario, names={})
+    say(first, "start")
+    until(lambda: bool(runs))
+    again, plain = Builder(scenario, names={}), Builder(scenario, names={})
+    assert runs[0].state is RunState.STOPPED
+    assert first.comm is None
+    assert beside.comm is not None
+    for each in (beside, again, plain):
+        each.close()
+    assert not View._opened
+
+
+def test_a_closed_view_leaves_no_thread(scenario, runs):
+    before = {thread.ident for thread in threading.enumerate()}
+    shown = Builder(scenario, names={})
+    shown.close()
+    until(lambda: {t.ident for t in threading.enumerate() if t.name.startswith("view-")} <= before)
+
+
+def test_only_new_values_are_sent(view):
+    drawn(view)
+    sent = []
+    view.observe(lambda change: sent.append(change.name), ["wiring", "code", "settings", "variants"])
+    say(view, "no such message")
+    assert sent == []
+
+
+# ------------------------------------------------------------------------------------------------------------- stills
+
+
+def test_the_still_is_a_picture_that_holds_its_scenario(view):
+    bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert "application/vnd.jupyter.widget-view+json" in data
+    picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+    assert picture.width > 400
+    assert json.loads(picture.text[KEY])["format"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "html"])
+def test_a_saved_picture_gives_its_scenario_back(view, tmp_path, ending):
+    path = save_still(view.studio, tmp_path / f"wiring.{ending}")
+    assert scenario_in(path).diff(view.scenario) == {}
+    assert scenario_in(path).pipeline == view.pipeline
+
+
+def test_a_picture_without_a_scenario_says_so(view, tmp_path):
+    Image.new("RGB", (2, 2)).save(tmp_path / "other.png")
+    (tmp_path / "other.html").write_text("<p>nothing</p>")
+    for name in ("other.png", "other.html"):
+        with pytest.raises(ScenarioError, match="holds no scenario"):
+            scenario_in(tmp_path / name)
+    with pytest.raises(ScenarioError, match=r"end it in \.png, \.svg or \.html"):
+        save_still(view.studio, tmp_path / "wiring.txt")
+
+
+def test_a_wiring_that_cannot_be_still_has_a_picture(view):
+    say(view, "clear")
+    bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------------------------------- the live run
+
+
+def test_a_run_is_started_watched_paused_and_finished(view, runs):
+    assert view.live["can"]
+    say(view, "start")
+    until(lambda: bool(runs))
+    (run,) = runs
+    assert run.schedule == Sequential(prefetch=True)
+    assert len(run.scenario.workload.requests) == 12
+    run.serve(2, 20)
+    until(lambda: view.live["text"].startswith("20 of 48"))
+    assert view.live["state"] == "running"
+    assert not view.live["can"]
+    before = view.studio.settings
+    say(view, "set", name="output_len", value=0)
+    assert view.studio.settings == before, "settings must not change under a run"
+    say(view, "pause")
+    until(lambda: view.live["state"] == "paused")
+    say(view, "resume")
+    until(lambda: view.live["state"] == "running")
+    run.finish()
+    until(lambda: view.live["state"] == "finished" and not view.studio.runs.busy)
+    assert view.live["share"] == 1
+    assert view.live["can"]
+
+
+def test_a_finished_run_joins_the_figures_the_curves_and_the_lanes(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    drawn(view)
+    (row,) = measured(view)
+    assert row["name"] == view.schedule.name
+    assert [track["title"].partition(":")[0] for track in view.lanes["tracks"]] == ["simulated", "measured"]
+    assert [line for line in view.curves["lines"] if line["kind"] == "measured"]
+    assert any("measured" in sentence for sentence in view.figures["explain"])
+    say(view, "set", name="output_len", value=0)
+    drawn(view)
+    assert not measured(view), "a run of other settings"
+    say(view, "undo")
+    drawn(view)
+    assert measured(view)
+
+
+def test_a_stopped_run_is_no_figure(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].serve(2, 20)
+    say(view, "stop")
+    until(lambda: not view.studio.runs.busy)
+    assert view.live["state"] == "stopped"
+    drawn(view)
+    assert not measured(view)
+
+
+def test_an_error_is_shown_and_the_next_run_can_start(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].fail(EngineError("lane broke; mend it."))
+    until(lambda: not view.studio.runs.busy)
+    assert view.live["text"] == "lane broke; mend it."
+    assert view.live["can"]
+    say(view, "start")
+    until(lambda: len(runs) == 2)
+    runs[1].stop()
+
+
+def test_a_start_that_is_refused_says_why(view, monkeypatch):
+    def refuse(*_: object) -> object:
+        raise EngineError("the weights are gone; bring them back.")
+
+    monkeypatch.setattr(live_runs, "start", refuse)
+    say(view, "start")
+    until(lambda: not view.studio.runs.busy)
+    assert "the weights are gone" in view.live["text"]
+    assert view.live["can"]
+
+
+def test_a_second_start_begins_no_second_run(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    say(view, "start")
+    assert len(runs) == 1
+
+
+def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
+    say(view, "sweep", x="kv_capacity", points=5, schedules=[view.schedule.name, "VSLPipe"])
+    for number in range(3):
+        until(lambda: len(runs) > number)  # noqa: B023
+        runs[number].finish()
+    until(lambda: len(runs) > 3)
+    say(view, "stop")
+    until(lambda: not view.studio.runs.busy)
+    assert len(view.studio.measured) == 3
+    assert {run.schedule for run in runs} == {Sequential(prefetch=True), VSLPipe()}
+    drawn(view)
+    points = [line["points"] for line in view.curves["lines"] if line["kind"] == "measured"]
+    assert sum(map(len, points)) == 3
+
+
+def test_a_page_that_is_opened_again_gets_the_history(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].serve(2, 20)
+    until(lambda: len(view.studio.runs._samples) > 0)
+    sent = []
+    view.send = lambda message, **_: sent.append(message)
+    say(view, "ready")
+    assert sent[0]["fresh"]
+    assert len(sent[0]["samples"]) >= 1
+    runs[0].stop()
+
+
+# ------------------------------------------------------------------------------------------------------- the machinery
+
+
+def test_rates_are_taken_over_the_last_seconds():
+    monitor = Monitor(window=2.0)
+    for second in range(1, 11):
+        tokens = 10 * second if second <= 5 else 50 + 40 * (second - 5)
+        busy = {"gpu": 0.5 * second}
+        readings = monitor.read(Progress(seconds=float(second), iterations=second, emitted=tokens, busy=busy))
+    output, _, _, _, gpu, *_ = readings
+    assert output.value == pytest.approx(40)
+    assert output.note == "25 overall"
+    assert gpu.value == pytest.approx(0.5)
+    assert len(readings) == len(CHANNELS)
+
+
+def test_a_long_iteration_leaves_the_rate_of_the_last_ones():
+    monitor = Monitor(window=1.0)
+    monitor.read(Progress(seconds=1.0, iterations=1, emitted=10))
+    monitor.read(Progress(seconds=2.0, iterations=2, emitted=20))
+    assert monitor.read(Progress(seconds=9.0, iterations=2, emitted=20))[0].value == pytest.approx(10)
+
+
+def test_of_values_that_wait_only_the_newest_is_worked_on():
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def work(value: int, overtaken: Callable[[], bool]) -> None:
+        begun.set()
+        go.wait(SECONDS)
+        done.append((value, overtaken()))
+
+    worker = Newest(work, "test")
+    worker.put(1)
+    assert begun.wait(SECONDS)
+    worker.put(2)
+    worker.put(3)
+    go.set()
+    assert worker.wait(SECONDS)
+    assert done == [(1, True), (3, False)]
+    worker.close()
+
+
+def test_cancelled_work_gives_up_and_later_work_is_done():
+    done = []
+
+    def work(value: int, overtaken: Callable[[], bool]) -> None:
+        if value == 1:
+            until(overtaken)
+        else:
+            done.append((value, overtaken()))
+
+    worker = Newest(work, "test")
+    worker.put(1)
+    until(lambda: worker._busy)
+    worker.cancel()
+    assert worker.wait(SECONDS)
+    worker.put(2)
+    assert worker.wait(SECONDS)
+    assert done == [(2, False)]
+    worker.close()

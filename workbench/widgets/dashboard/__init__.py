@@ -1,1 +1,0 @@
-"""The dashboard: controls, predicted curves that follow them, and a live run."""
