@@ -35,6 +35,7 @@ from workbench.pipeline.edits import (
     with_stored,
 )
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located, spelled
+from workbench.pipeline.mends import Fault, Mend, fault_of
 from workbench.pipeline.parsing import pipeline_of
 from workbench.pipeline.stack import LayerRange, Stack
 from workbench.pipeline.transfers import connected
@@ -42,8 +43,10 @@ from workbench.pipeline.transfers import connected
 __all__ = [
     "BufferRows",
     "Element",
+    "Fault",
     "Fork",
     "LayerRange",
+    "Mend",
     "Path",
     "Pipeline",
     "Resolved",
@@ -56,6 +59,7 @@ __all__ = [
     "cpu",
     "cut_at",
     "element_at",
+    "fault_of",
     "fetch",
     "fetched",
     "forked",
