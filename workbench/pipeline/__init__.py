@@ -43,8 +43,10 @@ from workbench.pipeline.transfers import connected
 __all__ = [
     "BufferRows",
     "Element",
+    "Fault",
     "Fork",
     "LayerRange",
+    "Mend",
     "Path",
     "Pipeline",
     "Resolved",
@@ -57,6 +59,7 @@ __all__ = [
     "cpu",
     "cut_at",
     "element_at",
+    "fault_of",
     "fetch",
     "fetched",
     "forked",

@@ -307,16 +307,16 @@ def resolve(pipeline: Pipeline) -> Resolved:
     _check_kv(pipeline)
     _check_fetches(pipeline)
     reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Place.GPU)
-    walk = _start(frozenset({reader}), "the previous layer")
+    walk = _start(frozenset({reader}), None)
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
-    again = _start(leaves, walk.writer["x", RowClass.DECODE].words)
+    again = _start(leaves, walk.writer["x", RowClass.DECODE].stage)
     again.follow(pipeline.chain, pipeline.chain)
     enters = frozenset({reader}) if again.carries == walk.carries else leaves
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
-def _start(where: frozenset[Place], writer: str) -> Walk:
+def _start(where: frozenset[Place], writer: Stage | None) -> Walk:
     walk = Walk(closed=True)
     for rows in RowClass.ALL.classes:
         walk.at["x", rows] = where

@@ -7,6 +7,7 @@ from itertools import chain as chained
 from itertools import takewhile
 from typing import NamedTuple
 
+from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spliced, stages_of
 from workbench.pipeline.walk import Author, Walk, reads_there
@@ -23,7 +24,7 @@ def connected(pipeline: Pipeline) -> Pipeline:
     """
     stages = bare(pipeline.chain)
     first = _filled(stages, _in_its_arm)
-    if _is_served(first):
+    if _is_served(first) or not _can_be_served(first):
         return Pipeline(first, pipeline.fetches)
     others = chained((_filled(stages, _before_its_fork),), _with_one_earlier(first))
     return Pipeline(next((other for other in others if _is_served(other)), first), pipeline.fetches)
@@ -62,22 +63,41 @@ class _Absent(NamedTuple):
     rows: tuple[tuple[BufferRows, Author], ...]
 
 
-class _Survey(Walk):
-    """Walks a whole layer to its end and notes what transfers are missing and which carry nothing."""
+class Survey(Walk):
+    """Walks a whole layer to its end and notes what it lacks.
+
+    Attributes
+    ----------
+    unwritten_at : dict of path to list of (buffer, RowClass)
+        Rows that stages read and no earlier stage writes.
+    absent : list
+        Rows that stages read and that are on the other device alone, stage by stage.
+    idle : list of path
+        Transfers that carry nothing.
+    clashes : list of path
+        Forks of which one arm writes what another writes or reads.
+    """
 
     def __init__(self, where: frozenset[Place], author: Author) -> None:
         super().__init__(closed=True)
+        self.unwritten_at: dict[Path, list[BufferRows]] = {}
         self.absent: list[_Absent] = []
         self.idle: list[Path] = []
+        self.clashes: list[Path] = []
         for rows in RowClass.ALL.classes:
             self.at["x", rows] = where
             self.writer["x", rows] = author
 
     def unwritten(self, stage: Stage, rows: BufferRows, path: Path) -> None:
-        """Pass over it: no transfer mends it."""
+        """Note the rows."""
+        self.unwritten_at.setdefault(path, []).append(rows)
 
     def clashing(self, fork: Fork, path: Path) -> None:
-        """Pass over it: no transfer mends it."""
+        """Note the fork."""
+        try:
+            super().clashing(fork, path)
+        except PipelineError:
+            self.clashes.append(path)
 
     def forgotten(self, stage: Stage, absent: tuple[BufferRows, ...], path: Path) -> None:
         """Note what is missing, and go on as if it were there."""
@@ -90,22 +110,28 @@ class _Survey(Walk):
         self.idle.append(path)
 
 
-def _surveyed(chain: tuple[Element, ...]) -> tuple[_Survey, _Survey]:
+def surveyed(chain: tuple[Element, ...]) -> tuple[Survey, Survey]:
     """Two walks that close the layer as `resolve` does it.
 
     In the first, the residual stream is where the layer reads it first, in the second where the layer before left it.
     """
     reader = next((stage.device for stage in stages_of(chain) if "x" in stage.op.reads), Place.GPU)
-    first = _Survey(frozenset({reader}), Author(None, ""))
+    first = Survey(frozenset({reader}), Author(None, None))
     first.follow(chain, chain)
-    again = _Survey(first.at["x", RowClass.DECODE] & first.at["x", RowClass.PREFILL], Author(None, ""))
+    again = Survey(first.at["x", RowClass.DECODE] & first.at["x", RowClass.PREFILL], Author(None, None))
     again.follow(chain, chain)
     return first, again
 
 
 def _is_served(chain: tuple[Element, ...]) -> bool:
     """True if every stage finds what it reads, as far as it is written, and every transfer carries something."""
-    return not any(survey.absent or survey.idle for survey in _surveyed(chain))
+    return not any(survey.absent or survey.idle for survey in surveyed(chain))
+
+
+def _can_be_served(chain: tuple[Element, ...]) -> bool:
+    """False if it can be no layer, whatever transfers it has."""
+    survey, _ = surveyed(chain)
+    return not survey.unwritten_at and not survey.clashes
 
 
 _Slot = Callable[[Path | None, Path], Path]
@@ -125,7 +151,7 @@ def _before_its_fork(author: Path | None, reader: Path) -> Path:
 def _filled(chain: tuple[Element, ...], before: _Slot) -> tuple[Element, ...]:
     """The chain with the transfers that it lacks, put in from left to right."""
     for _ in range(4 * len(list(stages_of(chain))) + 4):
-        first, again = _surveyed(chain)
+        first, again = surveyed(chain)
         absent = first.absent or again.absent
         if absent:
             missing = absent[0]
@@ -133,7 +159,7 @@ def _filled(chain: tuple[Element, ...], before: _Slot) -> tuple[Element, ...]:
             chain = spliced(chain, place, 0, (Move(missing.stage.device),))
             continue
         shorter = [spliced(chain, path, 1, ()) for path in (*first.idle, *again.idle)]
-        better = next((each for each in shorter if not _surveyed(each)[0].absent), None)
+        better = next((each for each in shorter if not surveyed(each)[0].absent), None)
         if better is None:
             break
         chain = better
@@ -160,7 +186,7 @@ def _slot(chain: tuple[Element, ...], missing: _Absent, before: _Slot) -> Path:
     return before(missing.rows[0][1].path, missing.path)
 
 
-def _end(chain: tuple[Element, ...], layer: _Survey, missing: _Absent) -> Path:
+def _end(chain: tuple[Element, ...], layer: Survey, missing: _Absent) -> Path:
     """Where a transfer for the next layer goes: at the end of the arm that wrote it, or of the chain."""
     for rows, _ in missing.rows:
         path = layer.writer[rows].path

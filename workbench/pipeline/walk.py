@@ -16,12 +16,15 @@ class Author(NamedTuple):
     ----------
     path : Path or None
         Its place, by which equal stages are told apart; None for a stage of the layer before.
-    words : str
-        The stage as a user would write it.
+    stage : Stage or None
+        None for any stage of the layer before.
     """
 
     path: Path | None
-    words: str
+    stage: Stage | None
+
+    def __str__(self) -> str:
+        return "the previous layer" if self.stage is None else str(self.stage)
 
 
 class Walk:
@@ -66,7 +69,7 @@ class Walk:
 
     def forgotten(self, stage: Stage, absent: tuple[BufferRows, ...], path: Path) -> None:
         """Refuse a stage that reads rows which are on the other device alone."""
-        writer = self.writer[absent[0]].words
+        writer = str(self.writer[absent[0]])
         buffers = ", ".join(dict.fromkeys(buffer for buffer, _ in absent))
         move = "offload" if stage.device is Place.CPU else "load"
         raise PipelineError(
@@ -121,7 +124,7 @@ class Walk:
                 self.forgotten(stage, absent, path)
         for rows in written(stage):
             self.at[rows] = frozenset({stage.device})
-            self.writer[rows] = Author(path, str(stage))
+            self.writer[rows] = Author(path, stage)
 
     def _carry(self, move: Move, rest: tuple[Element, ...], path: Path) -> None:
         wanted, _ = reads_there(rest, move.target, frozenset())

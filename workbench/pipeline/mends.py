@@ -1,0 +1,341 @@
+"""What is wrong with a wiring, where, and the edits that mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.core.errors import PipelineError
+from workbench.pipeline.algebra import Pipeline, cpu, gpu
+from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located
+from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.transfers import connected, surveyed
+from workbench.pipeline.walk import written
+from workbench.stages import (
+    BUILT_IN,
+    Move,
+    Op,
+    Place,
+    RowClass,
+    Stage,
+    Streamed,
+    attention,
+    decode_attention,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    qkv,
+)
+
+_MOST_MENDS = 3
+_MOST_STEPS = 40
+"""Mends in a row after which a wiring counts as one that they do not mend; a layer has some ten stages."""
+_WHOLE = gpu(qkv, attention, out_proj, moe)
+_ORDER = [op.name for op in (qkv, *attention, out_proj, *moe)]
+
+
+class Mend(NamedTuple):
+    """An edit that mends a wiring, or is the first of several that do, and what it gives."""
+
+    label: str
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a wiring.
+
+    Attributes
+    ----------
+    text : str
+        The sentence with which code that wires it, or a scenario that takes it, is refused.
+    path : Path or None
+        Place of the element that causes it; None if it is no single one.
+    mends : tuple of Mend
+        At most three, the best first. Where the first is taken again and again, no fault is left in the end.
+    """
+
+    text: str
+    path: Path | None
+    mends: tuple[Mend, ...]
+
+
+def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
+    """The first fault of a wiring, with edits that mend it; None if it is a layer.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        It need not be one that the algebra accepts.
+    ops : iterable of Op, optional
+        The user's own operations, which mends may place as they place the built-in ones.
+    """
+    known = (*BUILT_IN.values(), *ops)
+    refusal = _refusal(pipeline)
+    if refusal is None:
+        return None
+    offered: dict[Pipeline, Mend] = {}
+    for mend in _mends(pipeline, refusal, known):
+        if mend.pipeline not in offered and _ends_well(mend.pipeline, known):
+            offered[mend.pipeline] = mend
+        if len(offered) == _MOST_MENDS:
+            break
+    return Fault(str(refusal.error), refusal.error.path, tuple(offered.values()))
+
+
+def _ends_well(pipeline: Pipeline, known: tuple[Op, ...]) -> bool:
+    """True if the first mends, one after the other, leave no fault."""
+    seen = set[Pipeline]()
+    while pipeline not in seen and len(seen) < _MOST_STEPS:
+        seen.add(pipeline)
+        refusal = _refusal(pipeline)
+        if refusal is None:
+            return True
+        first = next(_mends(pipeline, refusal, known), None)
+        if first is None:
+            return False
+        pipeline = first.pipeline
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------------- the fault
+
+
+class _Refusal(NamedTuple):
+    """An error, and true if the code that wires the pipeline raises it; else it is that of the layer."""
+
+    error: PipelineError
+    of_code: bool
+
+
+def _refusal(pipeline: Pipeline) -> _Refusal | None:
+    """The error of the code that wires a pipeline, or of the layer that it would be; None if there is none."""
+    try:
+        _wired(pipeline.chain, ())
+    except PipelineError as error:
+        return _Refusal(error, True)
+    try:
+        layer_graph(pipeline)
+    except PipelineError as error:
+        return _Refusal(error, False)
+    return None
+
+
+def _wired(chain: tuple[Element, ...], arm: Path) -> Pipeline:
+    """A chain as its code wires it, from the left to the right; `arm` is the path of the arm that it is."""
+    whole = Pipeline()
+    for index, element in enumerate(chain):
+        piece = _piece(element, (*arm, index))
+        try:
+            whole = whole >> piece if index else piece
+        except PipelineError as error:
+            raise _further(error, arm) from None
+    return whole
+
+
+def _piece(element: Element, path: Path) -> Pipeline:
+    if isinstance(element, Fork):
+        arms = [_wired(arm, (*path, number)) for number, arm in enumerate(element.arms)]
+        return _side_by_side(arms, path)
+    if isinstance(element, Move):
+        return Pipeline((element,))
+    try:
+        if element.device is Place.GPU:
+            return gpu(element.op, skip=element.skip)
+        return cpu(element.op, defer=element.defer, skip=element.skip)
+    except PipelineError as error:
+        raise PipelineError(str(error), path) from None
+
+
+def _side_by_side(arms: list[Pipeline], path: Path) -> Pipeline:
+    whole = Pipeline()
+    for arm in arms:
+        try:
+            whole = whole | arm
+        except PipelineError as error:
+            inside = error.path and (*path, *error.path[1:])
+            raise PipelineError(str(error), inside or path) from None
+    return whole
+
+
+def _further(error: PipelineError, arm: Path) -> PipelineError:
+    """The error of an arm with its path in the whole chain."""
+    return PipelineError(str(error), None if error.path is None else (*arm, *error.path))
+
+
+# -------------------------------------------------------------------------------------------------------------- mends
+
+
+def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iterator[Mend]:
+    """Edits that may mend a fault, the best first."""
+    keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
+    idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
+    if not pipeline.stages:
+        yield Mend("Place a whole layer on the GPU", Pipeline(_WHOLE.chain))
+    if not refusal.of_code and len(keepers) != 1:
+        yield from _with_one_keeper(pipeline, keepers)
+    elif not refusal.of_code and idle:
+        yield from _without_fetch(pipeline, idle[0])
+    elif refusal.error.path is None:
+        yield from _with_fewer_transfers(pipeline)
+    else:
+        yield from _at(pipeline, refusal.error, refusal.error.path, known)
+
+
+def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:
+    """Edits that may mend what an element causes."""
+    element = element_at(pipeline.chain, path)
+    again = connected(pipeline)
+    mended = again.chain != pipeline.chain and not _is_refused_with(again, str(error))
+    if mended:
+        yield Mend(_transfer_label(element), again)
+    if isinstance(element, Fork):
+        yield Mend("Put them one after the other", joined(pipeline, path))
+        return
+    missing = surveyed(pipeline.chain)[0].unwritten_at.get(path, [])
+    if isinstance(element, Stage) and missing:
+        yield from _written_before(pipeline, path, missing, known)
+    else:
+        yield from _with_fewer_transfers(again)
+        yield from () if mended else _completed(pipeline)
+    if isinstance(element, Stage):
+        yield Mend(f"Remove {element.op}", removed(pipeline, path))
+
+
+def _is_refused_with(pipeline: Pipeline, text: str) -> bool:
+    refusal = _refusal(pipeline)
+    return refusal is not None and str(refusal.error) == text
+
+
+def _transfer_label(element: Element) -> str:
+    if isinstance(element, Stage):
+        return f"Put {Move(element.device)} before {element.op}"
+    return f"Remove {element}" if isinstance(element, Move) else "Put the transfers where they are needed"
+
+
+def _written_before(pipeline: Pipeline, path: Path, lacking: list[BufferRows], known: tuple[Op, ...]) -> Iterator[Mend]:
+    """What a stage reads, written before it: by a stage that stands behind it, or by one more."""
+    reader = dict(_stages(pipeline))[path]
+    missing = {rows for rows in lacking if rows[0] == lacking[0][0]}
+    can_be = _writable(pipeline, known)
+    later = [
+        (place, stage)
+        for place, stage in _stages(pipeline)
+        if place > path and missing.intersection(written(stage)) and can_be.issuperset(stage.op.needs)
+    ]
+    for place, stage in later:
+        beside = place[: len(path) - 1] == path[:-1]
+        yield Mend(f"Move {stage.op} before {reader.op}", shifted(pipeline, place, path if beside else path[:1]))
+    if later:
+        place, stage = later[-1]
+        slot = (place[0] + 1,)
+        yield Mend(f"Move {reader.op} behind {stage.op}", shifted(pipeline, path, slot))
+        return
+    makers = [op for op in known if missing.intersection(_made(op)) and can_be.issuperset(op.needs)]
+    there = {rows for stage in pipeline.stages for rows in written(stage) if rows[0] != "x"}
+    anew = [op for op in (*makers, *_experts_for(pipeline, missing)) if not there.intersection(_made(op))]
+    for op in anew or makers:
+        for device in (reader.device, reader.device.other):
+            yield Mend(f"Add {op} on the {_said(device)}", added(pipeline, op, device, path[:1]))
+
+
+def _writable(pipeline: Pipeline, known: tuple[Op, ...]) -> set[BufferRows]:
+    """The rows that the operations of a pipeline and the known ones can write, in some order."""
+    sets = [experts[stage.op.subset] for stage in pipeline.stages if stage.op.subset is not None]
+    waiting = [*(stage.op for stage in pipeline.stages), *known, *sets]
+    found = {("x", rows) for rows in RowClass.ALL.classes}
+    while ready := [op for op in waiting if found.issuperset(op.needs)]:
+        waiting = [op for op in waiting if op not in ready]
+        for op in ready:
+            found.update(_made(op))
+    return found
+
+
+def _experts_for(pipeline: Pipeline, missing: set[BufferRows]) -> list[Op]:
+    """The routed experts that write some rows of theirs which others of the layer leave out."""
+    buffer, _ = next(iter(missing))
+    placed_ones = [stage.op for stage in pipeline.stages if stage.op.plain is experts and buffer in stage.op.writes]
+    if not placed_ones:
+        return []
+    subset = placed_ones[0].subset
+    some = experts if subset is None else experts[subset]
+    rows = {rows for _, rows in missing}
+    return [some.prefill] if rows == {RowClass.PREFILL} else [some.decode] if rows == {RowClass.DECODE} else [some]
+
+
+def _made(op: Op) -> tuple[BufferRows, ...]:
+    """The rows of buffers that an operation writes."""
+    return tuple((buffer, rows) for buffer in op.writes for rows in op.rows.classes)
+
+
+def _with_one_keeper(pipeline: Pipeline, keepers: list[Path]) -> Iterator[Mend]:
+    """One stage that keeps the KV cache: one more, or all but one fewer."""
+    if not keepers:
+        yield from _one_more(pipeline, decode_attention)
+        return
+    for path, which in ((keepers[-1], "last"), (keepers[0], "first")):
+        yield Mend(f"Remove the {which} {_op(pipeline, path)}", removed(pipeline, path))
+
+
+def _without_fetch(pipeline: Pipeline, item: Streamed) -> Iterator[Mend]:
+    """Without something that is fetched in vain, or with what would read it on the GPU."""
+    yield Mend(f"Remove fetch({item.name})", fetched(pipeline, item, False))
+    for path, stage in _stages(pipeline):
+        there = placed(pipeline, path, Place.GPU)
+        if stage.device is Place.CPU and _is_of_use(there, item):
+            yield Mend(f"Place {stage.op} on the GPU", there)
+
+
+def _with_fewer_transfers(pipeline: Pipeline) -> Iterator[Mend]:
+    """With one stage on the other device, where that saves a transfer."""
+    count = _transfers(pipeline)
+    for path, stage in _stages(pipeline):
+        there = placed(pipeline, path, stage.device.other)
+        if _transfers(there) < count:
+            yield Mend(f"Place {stage.op} on the {_said(stage.device.other)}", there)
+
+
+def _completed(pipeline: Pipeline) -> Iterator[Mend]:
+    """With a built-in operation that the layer lacks."""
+    there = {stage.op.plain.name for stage in pipeline.stages}
+    for name in _ORDER:
+        if name not in there:
+            yield from _one_more(pipeline, BUILT_IN[name])
+
+
+def _one_more(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
+    """With an operation more, before those that stand behind it in a layer; on the device of its neighbours first."""
+    behind = set(_ORDER[_ORDER.index(op.name) + 1 :])
+    places = [path[0] for path, stage in _stages(pipeline) if stage.op.plain.name in behind]
+    at = min(places, default=len(pipeline.chain))
+    beside = [stage.device for path, stage in _stages(pipeline) if path[0] >= at - 1]
+    device = beside[0] if beside else Place.GPU
+    for each in (device, device.other):
+        yield Mend(f"Add {op} on the {_said(each)}", added(pipeline, op, each, (at,)))
+
+
+def _is_of_use(pipeline: Pipeline, item: Streamed) -> bool:
+    """True if some stage reads on the GPU what is fetched."""
+    if item == kv:
+        return all(stage.device is Place.GPU for stage in pipeline.stages if stage.op.keeps_kv)
+    alone = Pipeline(pipeline.chain, (item,))
+    return any(alone.streams(stage) for stage in pipeline.stages)
+
+
+def _transfers(pipeline: Pipeline) -> int:
+    return sum(isinstance(element, Move) for _, element in located(pipeline.chain))
+
+
+def _stages(pipeline: Pipeline) -> list[tuple[Path, Stage]]:
+    return [(path, element) for path, element in located(pipeline.chain) if isinstance(element, Stage)]
+
+
+def _op(pipeline: Pipeline, path: Path) -> Op:
+    return dict(_stages(pipeline))[path].op
+
+
+def _said(device: Place) -> str:
+    return device.value.upper()
