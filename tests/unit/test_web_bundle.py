@@ -76,3 +76,12 @@ def test_a_build_gives_the_same_bytes(tmp_path):
 def test_types_are_sound():
     checked = node("node_modules/typescript/bin/tsc", "--noEmit")
     assert checked.returncode == 0, checked.stdout
+
+
+@with_node
+def test_its_parts_pass_their_own_tests():
+    tested = node("test/run.mjs")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    passed = re.search(r"^# pass (\d+)$", tested.stdout, re.MULTILINE)
+    assert passed is not None
+    assert int(passed[1]) >= 30

@@ -63,8 +63,8 @@ function nodesOf(props: Props): AnyNode[] {
   const nodes: AnyNode[] = [
     fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, width, height, zIndex: -1, data: { layout: picture, memories, stale } }),
   ];
-  for (const { key, element, box } of picture.forks) {
-    const position = { x: box.x + 12, y: box.y - 9 };
+  for (const { key, element, boxes } of picture.forks) {
+    const position = { x: boxes[0]!.x + 12, y: boxes[0]!.y - 9 };
     const data = { arms: element.arms.length, onJoin: () => props.onJoin(key) };
     nodes.push(fixed({ id: ` ${key}`, type: "fork", position, zIndex: 1, data }));
   }

@@ -44,9 +44,11 @@ export const Ground = memo(function Ground({ data }: NodeProps<GroundNode>): Rea
       <text x={14} y={link.y + link.height / 2 + 4} className="wb-lane-memory">
         link
       </text>
-      {layout.forks.map(({ key, box }) => (
-        <rect key={key} className="wb-fork" x={box.x} y={box.y} width={box.width} height={box.height} rx={10} />
-      ))}
+      {layout.forks.flatMap(({ key, boxes }) =>
+        boxes.map((box) => (
+          <rect key={`${key} ${box.y}`} className="wb-fork" x={box.x} y={box.y} width={box.width} height={box.height} rx={10} />
+        )),
+      )}
       {layout.streams.map((stream) => (
         <Streamed key={stream.key} stream={stream} stale={stale} />
       ))}

@@ -36,15 +36,18 @@ export function dropAt(layout: Layout, x: number, y: number): Drop {
 }
 
 function forkAt(scope: Scope, x: number): Scope["forks"][number] | undefined {
-  return scope.forks.find(({ box }) => box.x + 8 < x && x < box.x + box.width - 8);
+  return scope.forks.find(({ left, right }) => left + 8 < x && x < right - 8);
 }
 
+// The arm in whose rows of a lane a drop lies; in a lane that none uses, the arm that is nearest to it.
 function armAt(arms: Scope[], device: Device, row: number): Scope {
+  const used = arms.filter((arm) => arm.rows[device].count > 0);
+  if (used.length === 0) return (device === "gpu" ? arms[0] : arms[arms.length - 1])!;
   const distance = ({ rows }: Scope): number => {
     const { first, count } = rows[device];
-    return count === 0 ? 100 : Math.abs(row - (first + (count - 1) / 2));
+    return Math.max(0, first - row, row - (first + count - 1));
   };
-  return arms.reduce((best, arm) => (distance(arm) < distance(best) ? arm : best));
+  return used.reduce((best, arm) => (distance(arm) < distance(best) ? arm : best));
 }
 
 // The slot of a dragged card, or null where the card would stay in its order.

@@ -4,14 +4,15 @@
 import type { CardElement, Device, Element, Fault, ForkElement, LayerRange, MoveElement } from "../contract";
 import { cardsOf, isPlace, keysOf, other, type Place, type Slot } from "./chain";
 
-export const CARD = { width: 146, height: 92 };
-export const GAP = 36; // between cards, a bus of transfers in its middle
+export const CARD = { width: 138, height: 92 };
+export const GAP = 28; // between cards, a bus of transfers in its middle
 const ROW = CARD.height + 14;
 const LANE_PAD = 14;
-const FORK_PAD = 28;
+const FORK_PAD = 24;
+const FORK_EDGE = 9; // above and below its cards
 const LINK = 92; // the strip between the lanes
-const GUTTER = 76; // names of the lanes
-const PORT = 46;
+const GUTTER = 72; // names of the lanes
+const PORT = 34;
 const MARGIN = 6;
 export const CALLOUT = { width: 440, height: 104 };
 
@@ -28,10 +29,11 @@ export interface PlacedCard {
   box: Box;
 }
 
+// A fork has one outline, or one per lane where cards of other arms lie between its own.
 export interface PlacedFork {
   key: string;
   element: ForkElement;
-  box: Box;
+  boxes: Box[];
 }
 
 export interface Port {
@@ -75,7 +77,7 @@ export interface Scope {
   arm: number;
   slots: { slot: Slot; x: number }[];
   rows: Record<Device, { first: number; count: number }>;
-  forks: { box: Box; arms: Scope[] }[];
+  forks: { left: number; right: number; arms: Scope[] }[];
 }
 
 export interface Layout {
@@ -111,7 +113,7 @@ function rowsOfOne(element: Element): Rows {
 
 class Placing {
   readonly cards: PlacedCard[] = [];
-  readonly forks: PlacedFork[] = [];
+  private readonly placed: { key: string; element: ForkElement; x: number; right: number; cards: PlacedCard[] }[] = [];
   private readonly keys: Map<Place, string>;
 
   constructor(chain: Element[], private readonly tops: Record<Device, number>) {
@@ -160,14 +162,32 @@ class Placing {
       next.cpu += count.cpu;
       arms.push(inner);
     });
-    const boxes = this.cards.slice(begun).map((card) => card.box);
-    const top = Math.min(...boxes.map((box) => box.y)) - 9;
-    const bottom = Math.max(...boxes.map((box) => box.y + box.height)) + 9;
-    const box = { x, y: top, width: right - x, height: bottom - top };
-    this.forks.push({ key, element, box });
-    scope.forks.push({ box, arms });
+    this.placed.push({ key, element, x, right, cards: this.cards.slice(begun) });
+    scope.forks.push({ left: x, right, arms });
     return right;
   }
+
+  // The forks' outlines, once every card is placed.
+  forks(): PlacedFork[] {
+    return this.placed.map(({ key, element, x, right, cards }) => {
+      const whole = outline(x, right, cards);
+      const others = this.cards.filter((card) => !cards.includes(card));
+      if (!others.some((card) => overlap(card.box, whole))) return { key, element, boxes: [whole] };
+      const lanes = (["gpu", "cpu"] as const).map((device) => cards.filter((card) => card.element.device === device));
+      return { key, element, boxes: lanes.filter((lane) => lane.length).map((lane) => outline(x, right, lane)) };
+    });
+  }
+}
+
+function outline(left: number, right: number, cards: PlacedCard[]): Box {
+  const top = Math.min(...cards.map(({ box }) => box.y)) - FORK_EDGE;
+  const bottom = Math.max(...cards.map(({ box }) => box.y + box.height)) + FORK_EDGE;
+  return { x: left, y: top, width: right - left, height: bottom - top };
+}
+
+function overlap(one: Box, two: Box): boolean {
+  const across = one.x < two.x + two.width && two.x < one.x + one.width;
+  return across && one.y < two.y + two.height && two.y < one.y + one.height;
 }
 
 interface End {
@@ -282,7 +302,7 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
 
   const ports: Port[] = chain.length
     ? [
-        { key: "in", device: entryDevice(chain), x: GUTTER + 8, y: middle(entryDevice(chain)) },
+        { key: "in", device: entryDevice(chain), x: GUTTER + 10, y: middle(entryDevice(chain)) },
         { key: "out", device: exitDevice(chain), x: end + PORT - 12, y: middle(exitDevice(chain)) },
       ]
     : [];
@@ -310,7 +330,7 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
     lanes,
     link: { x: 0, y: linkTop, width: right, height: LINK },
     cards: placing.cards,
-    forks: placing.forks,
+    forks: placing.forks(),
     ports,
     wires: wiring.wires,
     streams: streamsOf(placing.cards, linkTop, cpuTop),

@@ -50,7 +50,7 @@ export function picture(wiring: Wiring, code: string, about: object, colours: Co
 function one(picture: Layout, colours: Colours): string {
   return [
     ...lanes(picture, colours),
-    ...picture.forks.map(({ box }) => rect(box, colours.hair, colours.ink3, 10, ' fill-opacity="0.5" stroke-dasharray="3 3"')),
+    ...picture.forks.flatMap((fork) => fork.boxes).map((box) => rect(box, colours.hair, colours.ink3, 10, ' fill-opacity="0.5" stroke-dasharray="3 3"')),
     ...picture.streams.map(({ x, top, bottom, label, bytes: size, chosen }) =>
       [
         `<path d="M${x} ${bottom}V${top + 7}" stroke="${colours.ink3}" stroke-width="1.5" stroke-dasharray="2 3"/>`,

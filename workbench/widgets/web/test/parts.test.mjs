@@ -1,0 +1,62 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { crc32 } from "node:zlib";
+
+import { amount, bytes, flops, percent, seconds } from "../src/format.ts";
+import { scale } from "../src/parts/scale.ts";
+import { picture } from "../src/wiring/picture.ts";
+import { withText } from "../src/wiring/png.ts";
+import { cardWords, moveWords } from "../src/wiring/words.ts";
+import { card, forked, move, offloaded, wiring } from "./chains.mjs";
+
+const plain = (text) => text.replaceAll("\u202f", " ");
+
+test("quantities have three digits and a unit", () => {
+  const said = [bytes(0), bytes(999), bytes(999.7), bytes(2.8177e9), bytes(70e9), flops(11.42e12), seconds(0.0012), seconds(0), seconds(80e-6), seconds(61), percent(0.34), percent(0.004), percent(0)];
+  assert.deepEqual(said.map(plain), ["0 B", "999 B", "1 kB", "2.82 GB", "70 GB", "11.4 TFLOP", "1.2 ms", "0 s", "80 µs", "61 s", "34 %", "<1 %", "0 %"]);
+  assert.equal(plain(amount(70e9, "B")), "70 GB");
+  assert.equal(plain(amount(1234, "")), "1,230");
+});
+
+test("cards and transfers read as a sentence", () => {
+  const said = cardWords(card("decode_attention", "cpu", { seconds: 1.2e-3, share: 0.34 }));
+  assert.equal(plain(said), "decode_attention on the CPU, 1.2 ms, 34 % of the CPU's time");
+  assert.equal(plain(moveWords(move("gpu", "attn"))), "attn to the GPU, 1 MB, 1 ms");
+});
+
+test("scales: ends, order, and ticks within", () => {
+  for (const [values, log] of [[[4e9, 7e10, 1.28e11], true], [[0, 631], false], [[5], true], [[5], false], [[], true], [[], false], [[1e-3, 1e6], true]]) {
+    const made = scale(values, log, 50, 450, 5);
+    assert.ok(made.ticks.length >= 1 && made.ticks.length <= 7, String(made.ticks));
+    for (const tick of made.ticks) assert.ok(made.at(tick) >= 49.9 && made.at(tick) <= 450.1);
+    const at = [...values].sort((a, b) => a - b).map(made.at);
+    assert.deepEqual(at, [...at].sort((a, b) => a - b));
+  }
+  const octave = scale([1, 100], true, 0, 100, 5);
+  assert.ok(Math.abs(octave.at(10) - 50) < 1e-9);
+});
+
+const COLOURS = Object.fromEntries(["ink", "ink2", "ink3", "hair", "tint", "surface", "raised", "line", "gpu", "cpu"].map((name) => [name, "#123456"]));
+
+test("the picture carries the code, escaped, and every card", () => {
+  const code = 'layer = gpu(a) >> cpu(b) | "x & y"';
+  const svg = picture(wiring(offloaded(), forked()), code, { settings: { KV: "70 GB" } }, COLOURS);
+  const escaped = code.replaceAll("&", "&amp;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+  assert.ok(svg.includes(`<desc>${escaped}</desc>`));
+  for (const name of ["qkv", "attention", "experts", "route", "shared", "combine"]) assert.ok(svg.includes(`>${name}<`));
+  assert.ok(!/NaN|undefined|Infinity/.test(svg));
+  assert.ok(!/href|url\(/.test(svg));
+});
+
+test("a text goes into a PNG as a chunk with its checksum", () => {
+  const png = new Uint8Array(Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64"));
+  const made = Buffer.from(withText(png, "Description", "é >> cpu"));
+  const chunks = [];
+  for (let at = 8; at < made.length; at += 12 + made.readUInt32BE(at)) {
+    const body = made.subarray(at + 4, at + 8 + made.readUInt32BE(at));
+    assert.equal(crc32(body), made.readUInt32BE(at + 4 + body.length));
+    chunks.push(body.toString("utf8"));
+  }
+  assert.deepEqual(chunks.map((each) => each.slice(0, 4)), ["IHDR", "IDAT", "iTXt", "IEND"]);
+  assert.equal(chunks[2], "iTXtDescription\0\0\0\0\0é >> cpu");
+});
