@@ -71,13 +71,17 @@ def limits_in_words(result: Result, results: Sequence[Result]) -> str:
 def _bounded(bound: Result) -> str:
     """The sentence on a bound: what sets it, and the most that is possible without this limit."""
     first, *others = sorted(bound.limits, key=lambda name: -bound.limits[name])
-    told = f"{capital(in_words(first))} sets the bound, {bound.gen_tok_s:.4g} output tok/s, for any order of tasks"
+    told = (
+        f"At most {bound.gen_tok_s:.4g} output tok/s are possible in any order of tasks: {in_words(first)} limits them"
+    )
     second = bound.limits[others[0]] if others else 0.0
     if first == ARRIVAL or second <= 0:
         return f"{told}."
     if bound.limits[first] < GAIN * second:
-        return f"{told}, and {in_words(others[0])} allows hardly more."
-    return f"{told}; without this limit, {in_words(others[0])} allows {times(bound.limits[first] / second)} as much."
+        return f"{told}, and {in_words(others[0])} would allow hardly more."
+    return (
+        f"{told}; without this limit, {in_words(others[0])} would allow {times(bound.limits[first] / second)} as many."
+    )
 
 
 def _arriving(result: Result, bound: Result) -> str:
@@ -97,7 +101,7 @@ class _Wait(NamedTuple):
     seconds: float
 
     def cause(self, explained: bool) -> str:
-        """What was waited for; `explained` tells that there are other causes, so that here no task ran."""
+        """The cause in words; `explained` tells that there are others, so that no task ran if this one is empty."""
         if self.lane:
             return f" for {self.words}"
         return " between tasks" if explained else ""
@@ -146,7 +150,8 @@ class _Division:
         told = f"limits {result.schedule} ({rate(result, self.bound)}):"
         lane = in_words(self.lane)
         mostly = self.busy >= _MOSTLY * result.seconds
-        begin = f"{capital(lane)} {told} it" if mostly else f"Waiting {told} even the busiest lane, {lane},"
+        short = f"the {_DEVICES[self.lane]}"
+        begin = f"{capital(lane)} {told} {short}" if mostly else f"Waiting {told} even the busiest part, {lane},"
         return f"{begin} {self._shares()}; {advice or self._could()}."
 
     def _shares(self) -> str:
@@ -165,7 +170,7 @@ class _Division:
         return listed([*told, *([f"{rest} % waiting otherwise"] if rest else [])])
 
     def _why(self) -> _Excess | None:
-        """What explains more than half of notable work beyond the least, if anything does."""
+        """The cause of more than half of the work beyond the least, if that is notable and the cause is known."""
         result = self.result
         bound = self.bound
         if bound is None or self.extra < _NOTABLE * result.seconds:
@@ -180,7 +185,7 @@ class _Division:
             _Excess(
                 result.processed / once,
                 f"{result.recomputed:,} tokens are computed again after a preemption",
-                "a KV cache without preemptions",
+                "a KV cache that needs no preemption",
             ),
         )
         return next((each for each in known if (each.factor - 1) * self.least > self.extra / 2), None)
@@ -195,7 +200,7 @@ class _Division:
         return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
 
     def _gains(self) -> Iterator[_Gain]:
-        """What would help against waiting and further work if these are notable, and faster hardware."""
+        """Gains by less waiting and less work, if there is notably much of these, and by faster hardware."""
         seconds = self.result.seconds
         if seconds - self.busy >= _NOTABLE * seconds:
             yield _Gain(seconds / self.busy, "at most", self._less_waiting())
