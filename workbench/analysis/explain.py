@@ -54,7 +54,8 @@ def explain(results: Sequence[Result]) -> list[str]:
                 sentences += [_against_simulation(result, simulated), *_outside(result, simulated)]
         bound = bound_of(result, results)
         if bound is not None and result.source in PLAYED:
-            sentences += [limits_in_words(result, results), *_sums(bound)]
+            sentences += [] if result is best else [limits_in_words(result, results)]
+            sentences += _sums(bound)
     if _bound_passed(results):
         sentences.append(
             "Processed tok/s count tokens that are computed again after a preemption and can be above the bound's, "

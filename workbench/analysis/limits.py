@@ -158,16 +158,18 @@ class _Division:
         """The shares of the time in words, which add up to 100 %."""
         result = self.result
         least, extra, *waiting = percents([self.least, self.extra, *(wait.seconds for wait in self.waiting)])
-        unavoidable = "unavoidable work" if extra else "work"
-        told = [f"spends {least} % of {format_seconds(result.seconds)} on {unavoidable}"]
-        if extra:
-            why = self._why()
-            told.append(f"{extra} % on possibly avoidable work{f' ({why.words})' if why else ''}")
+        why = self._why()
+        shares = [
+            (least, "on unavoidable work" if extra else "on work"),
+            (extra, f"on possibly avoidable work{f' ({why.words})' if why else ''}"),
+        ]
         causes = [(share, wait) for share, wait in zip(waiting, self.waiting, strict=True) if share]
         causes.sort(key=lambda cause: -cause[0])
-        told += [f"{share} % waiting{wait.cause(len(causes) > 1)}" for share, wait in causes[:_CAUSES]]
-        rest = sum(share for share, _ in causes[_CAUSES:])
-        return listed([*told, *([f"{rest} % waiting otherwise"] if rest else [])])
+        shares += [(share, f"waiting{wait.cause(len(causes) > 1)}") for share, wait in causes[:_CAUSES]]
+        shares.append((sum(share for share, _ in causes[_CAUSES:]), "waiting otherwise"))
+        (most, what), *others = (each for each in shares if each[0])
+        told = [f"spends {most} % of {format_seconds(result.seconds)} {what}"]
+        return listed([*told, *(f"{share} % {what}" for share, what in others)])
 
     def _why(self) -> _Excess | None:
         """The cause of more than half of the work beyond the least, if that is notable and the cause is known."""
