@@ -138,6 +138,15 @@ def test_the_headline_is_of_the_fastest_measurement_before_any_simulation():
     assert "(simulated 100 of at most 200 output tok/s, 50 %)" in headline([least(5.0), simulated])
 
 
+def test_a_disturbed_measurement_is_to_be_repeated_before_anything_else():
+    disturbed = result(Source.MEASURED, busy={"gpu": 60.0}, others=0.8)
+    quick = result(Source.MEASURED, seconds=99.0 / 2, schedule="Other", busy={"gpu": 40.0})
+    told = explain([least(), disturbed, quick])[-1]
+    assert told.endswith("; other programs took 80 % of the cores meanwhile, so run it again without them.")
+    little = replace(disturbed, others=0.03)
+    assert explain([least(), little, quick])[-1].endswith("; Other gives 2.02 times as much.")
+
+
 def test_late_requests_limit_what_waits_for_them():
     late = result(Source.BOUND, 90.0, limits={"the last arrival": 90.0, "gpu compute": 5.0})
     assert headline([late, result(busy={"gpu": 6.0})]) == (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.analysis.waiting import Cause, waits
-from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, rate, times
+from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, percent, rate, times
 from workbench.core.result import Result, Source
 from workbench.core.units import SECONDS, alike, format_seconds, percents
 from workbench.perfmodels.bound import ARRIVAL
@@ -21,7 +21,7 @@ _CAUSES = 2
 """Causes of waiting that are told one by one."""
 _DEVICES = {"gpu": "GPU", "cpu": "CPU", "h2d": "link", "d2h": "link"}
 _NOTABLE = 0.05
-"""Share of the time from which on waiting, or work beyond the least, is worth advice."""
+"""Share of the time or of the cores from which on waiting, work beyond the least or other programs are worth advice."""
 _TIGHT = 0.9
 """Share of a bound from which on a lane's least work is told: that of other lanes may be far below what it must be."""
 _MOSTLY = 0.75
@@ -62,10 +62,16 @@ def limits_in_words(result: Result, results: Sequence[Result]) -> str:
     bound = bound_of(result, results)
     if bound is not None and bound.binding == ARRIVAL:
         return _arriving(result, bound)
+    return _Division.of(result, bound).told(_known(result, results))
+
+
+def _known(result: Result, results: Sequence[Result]) -> str:
+    """Advice that comes before what could be gained: a quiet computer, or a faster schedule; empty if there is none."""
+    if result.others >= _NOTABLE:
+        return f"other programs took {percent(result.others)} of the cores meanwhile, so run it again without them"
     fastest = max(rivals(result, results), key=lambda other: other.gen_tok_s, default=result)
     ratio = fastest.gen_tok_s / result.gen_tok_s if result.generated else 1.0
-    advice = f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
-    return _Division.of(result, bound).told(advice)
+    return f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
 
 
 def _bounded(bound: Result) -> str:
