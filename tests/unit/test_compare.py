@@ -151,7 +151,7 @@ def test_a_prediction_is_told_by_its_distance_to_bound_and_simulation():
     most = RESULTS[2].gen_tok_s
     assert sentence == (
         f"A predicts {rate:.4g} output tok/s for VSLPipe, {100 * rate / most:.0f} % of the bound ({most:.4g}) and "
-        f"50.0 % less than was simulated ({simulated:.4g}); the link to the GPU (h2d) limits it there."
+        f"50.0 % less than was simulated ({simulated:.4g}); the link to the GPU (h2d) limits it in that model."
     )
     quick = replace(PREDICTED, seconds=RESULTS[2].seconds / 2)
     _, sentence = compare([RESULTS[2], quick]).explanations()
@@ -187,8 +187,8 @@ def test_a_run_whose_tasks_are_known_is_explained_by_cause_and_against_the_bound
     measured = replace(simulated, source=Source.MEASURED, seconds=simulated.seconds + 2.0)
     limits, against_simulation, of_simulation, _ = compare([RESULTS[2], simulated, measured]).explanations()
     assert (
-        f": the link to the GPU (h2d) stood {2e3:.0f} ms more between iterations;" in against_simulation
-        or ": the link to the GPU (h2d) stood 2.00 s more between iterations;" in against_simulation
+        f": the link to the GPU (h2d) was idle {2e3:.0f} ms more between iterations;" in against_simulation
+        or ": the link to the GPU (h2d) was idle 2.00 s more between iterations;" in against_simulation
     )
     assert f"that is {2 / measured.iterations * 1e3:.3g} ms more per iteration" in against_simulation
     assert f"measured {measured.gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g}" in limits

@@ -98,7 +98,7 @@ def test_small_shares_keep_their_digits_and_large_numbers_are_whole():
     least = replace(SIMULATED, source=Source.BOUND, seconds=1.0, iterations=1, limits={"h2d link": 1.0})
     played = replace(SIMULATED, seconds=300.0, iterations=1150, busy={"h2d": 270.0})
     (sentence,) = explain([least, played])
-    assert ", 0.33 %): it spends 0 % of 300 s on unavoidable work, 90 % on " in sentence
+    assert ", 0.33 %): the link spends 90 % of 300 s on " in sentence
     assert "(1,150 iterations, where 1 would do)" in sentence
     assert "fuller batches about 270 times" in sentence
 
@@ -114,10 +114,22 @@ SHORT = result(Source.SIMULATED, 10.0, Span("gpu", "A", 0.0, 4.0, 0), Span("cpu"
 @pytest.mark.parametrize(
     ("seconds", "gpu", "own", "cpu", "says"),
     [
-        (16.0, 9.0, 9.0, 1.0, "worked 5.0 s more and stood 1.0 s more between iterations; its tasks took 2.25 times"),
-        (16.0, 9.0, 4.0, 1.0, "was without its cores 5.0 s more and stood 1.0 s more between iterations; run it again"),
-        (16.0, 4.0, 4.0, 1.0, "stood 6.0 s more between iterations; that is 6 s more per iteration"),
-        (14.0, 4.0, 4.0, 5.0, "waited 4.0 s more for other lanes; the CPU worked 5.00 times as long as expected"),
+        (
+            16.0,
+            9.0,
+            9.0,
+            1.0,
+            "worked 5.0 s more and was idle 1.0 s more between iterations; its tasks took 2.25 times",
+        ),
+        (
+            16.0,
+            9.0,
+            4.0,
+            1.0,
+            "was without its cores 5.0 s more and was idle 1.0 s more between iterations; run it again",
+        ),
+        (16.0, 4.0, 4.0, 1.0, "was idle 6.0 s more between iterations; that is 6 s more per iteration"),
+        (14.0, 4.0, 4.0, 5.0, "waited 4.0 s more for the others; the CPU worked 5.00 times as long as expected"),
         (9.0, 3.0, 3.0, 1.0, "worked 1.0 s less."),
         (10.1, 4.1, 4.1, 1.0, "worked 0.1 s more."),
     ],

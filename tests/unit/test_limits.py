@@ -40,7 +40,7 @@ def test_waiting_is_told_by_what_was_waited_for():
     busy = {"h2d": 6.0, "cpu": 3.0, "gpu": 1.0, "d2h": 0.0}
     played = result(seconds=10.0, busy=busy, timeline=Timeline(spans, LABELS))
     assert headline([played]) == (
-        "Waiting limits Sequential (simulated 100 output tok/s): even the busiest lane, the link to the GPU (h2d), "
+        "Waiting limits Sequential (simulated 100 output tok/s): even the busiest part, the link to the GPU (h2d), "
         "spends 60 % of 10 s on work, 30 % waiting for the CPU (decode_attention) and 10 % waiting for the GPU "
         "(out_proj, ..., combine); a faster CPU, a faster GPU or more overlap would give at most 1.67 times as much."
     )
@@ -51,8 +51,9 @@ def test_waiting_is_told_by_what_was_waited_for():
 def test_without_tasks_it_says_how_to_learn_the_cause():
     told = headline([result(busy={"gpu": 80.0, "h2d": 10.0})])
     assert told == (
-        "The GPU limits Sequential (simulated 10 output tok/s): it spends 80 % of 100 s on work and 20 % waiting; more "
-        "overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most 1.25 times as much."
+        "The GPU limits Sequential (simulated 10 output tok/s): the GPU spends 80 % of 100 s on work and 20 % waiting; "
+        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most 1.25 times as "
+        "much."
     )
 
 
@@ -76,9 +77,9 @@ def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
     """Half as many iterations again: 90 seconds where the bound has 60."""
     played = result(iterations=75, busy={"h2d": 90.0, "gpu": 70.0})
     assert headline([least(**{"gpu compute": 40.0}), played]) == (
-        "The link to the GPU (h2d) limits Sequential (simulated 10 of at most 16.67 output tok/s, 60 %): it spends "
-        "60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) and "
-        "10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most "
+        "The link to the GPU (h2d) limits Sequential (simulated 10 of at most 16.67 output tok/s, 60 %): the link "
+        "spends 60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) "
+        "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most "
         "1.11 times as much, fuller batches about 1.50 times and a link twice as fast at most 1.43 times (then the GPU "
         "limits)."
     )
@@ -88,7 +89,7 @@ def test_tokens_that_are_computed_again_are_told_if_they_explain_the_work():
     played = result(busy={"h2d": 90.0}, processed=4500, recomputed=1500)
     told = headline([least(), played])
     assert "30 % on possibly avoidable work (1,500 tokens are computed again after a preemption)" in told
-    assert "a KV cache without preemptions about 1.50 times" in told
+    assert "a KV cache that needs no preemption about 1.50 times" in told
     unexplained = headline([least(), replace(played, processed=3001, recomputed=1)])
     assert "30 % on possibly avoidable work and 10 % waiting" in unexplained
     assert "preemption" not in unexplained
@@ -97,7 +98,7 @@ def test_tokens_that_are_computed_again_are_told_if_they_explain_the_work():
 def test_work_beyond_the_least_of_a_lane_that_is_not_the_bounds_is_not_divided():
     """The bound's figure for the GPU, 10 s, may be far below what the GPU must do."""
     told = headline([least(**{"gpu compute": 10.0}), result(busy={"gpu": 90.0, "h2d": 61.0})])
-    assert "it spends 90 % of 100 s on work and 10 % waiting" in told
+    assert "the GPU spends 90 % of 100 s on work and 10 % waiting" in told
     assert "avoidable" not in told
 
 
@@ -137,6 +138,15 @@ def test_the_headline_is_of_the_fastest_measurement_before_any_simulation():
     assert "(simulated 100 of at most 200 output tok/s, 50 %)" in headline([least(5.0), simulated])
 
 
+def test_a_disturbed_measurement_is_to_be_repeated_before_anything_else():
+    disturbed = result(Source.MEASURED, busy={"gpu": 60.0}, others=0.8)
+    quick = result(Source.MEASURED, seconds=99.0 / 2, schedule="Other", busy={"gpu": 40.0})
+    told = explain([least(), disturbed, quick])[-1]
+    assert told.endswith("; other programs took 80 % of the cores meanwhile, so run it again without them.")
+    little = replace(disturbed, others=0.03)
+    assert explain([least(), little, quick])[-1].endswith("; Other gives 2.02 times as much.")
+
+
 def test_late_requests_limit_what_waits_for_them():
     late = result(Source.BOUND, 90.0, limits={"the last arrival": 90.0, "gpu compute": 5.0})
     assert headline([late, result(busy={"gpu": 6.0})]) == (
@@ -144,20 +154,22 @@ def test_late_requests_limit_what_waits_for_them():
         "one comes after 90 s and all are served 10 s later, after 100 s; nothing that is faster gives more than 1.11 "
         "times as much."
     )
-    assert headline([late]) == "The last arrival sets the bound, 11.11 output tok/s, for any order of tasks."
+    assert headline([late]) == (
+        "At most 11.11 output tok/s are possible in any order of tasks: the last arrival limits them."
+    )
 
 
 @pytest.mark.parametrize(
     ("second", "told"),
     [
-        (40.0, "; without this limit, the CPU allows 1.50 times as much."),
-        (59.9, ", and the CPU allows hardly more."),
-        (0.0, "for any order of tasks."),
+        (40.0, "; without this limit, the CPU would allow 1.50 times as many."),
+        (59.9, " limits them, and the CPU would allow hardly more."),
+        (0.0, " limits them."),
     ],
 )
 def test_a_bound_tells_what_sets_it_and_what_comes_next(second, told):
     said = headline([least(**{"cpu compute": second})])
-    assert said.startswith("The link to the GPU (h2d) sets the bound, 16.67 output tok/s, for any order of tasks")
+    assert said.startswith("At most 16.67 output tok/s are possible in any order of tasks: the link to the GPU (h2d)")
     assert said.endswith(told)
 
 

@@ -46,8 +46,8 @@ BAD = {
     "a prompt longer than the cache": (
         lambda: tiny_scenario([3, 50], [4, 4], blocks=10),
         CapacityError,
-        "request 1 of 'lengths' needs a KV cache of 53 tokens (50 of its prompt and 3 of its output, whose last is "
-        "never read), and kv_capacity=20480 holds 40. Give at least kv_capacity='28.7 kB', or shorten the request.",
+        "request 1 of 'lengths' needs a KV cache of 53 tokens (50 of its prompt and 3 of its output: the last is not "
+        "stored), and kv_capacity=20480 holds 40. Give at least kv_capacity='28.7 kB', or shorten the request.",
     ),
     "zero requests": (lambda: tiny_scenario(3, 3, 0), WorkloadError, "needs at least one request, not 0"),
     "a negative capacity": (
@@ -64,8 +64,8 @@ BAD = {
     "a request beyond the model's positions": (
         lambda: tiny_scenario([4000], [200], blocks=10_000),
         ScenarioError,
-        "request 0 of 'lengths' is 4199 tokens long (4000 of its prompt and 199 of its output, whose last is never "
-        "read), and tiny takes 4096. Shorten it by 103 tokens.",
+        "request 0 of 'lengths' is 4199 tokens long (4000 of its prompt and 199 of its output: the last is not "
+        "stored), and tiny takes 4096. Shorten it by 103 tokens.",
     ),
     "no pipeline": (
         lambda: tiny_scenario().on(pipeline="gpu(qkv)"),

@@ -13,6 +13,9 @@ from workbench.core.units import SECONDS, alike, format_seconds
 from workbench.perfmodels.bound import ARRIVAL
 from workbench.perfmodels.loads import SUMS
 
+_ORDER = ((Source.PUBLISHED,), (Source.BOUND,), (Source.PREDICTED,), (Source.SIMULATED,), MEASURED)
+"""Sources in the order in which a headline is about them, the last one first."""
+
 
 def headline(results: Sequence[Result]) -> str:
     """The sentence that matters most: what limits the best result, by how much, and what would help.
@@ -51,7 +54,8 @@ def explain(results: Sequence[Result]) -> list[str]:
                 sentences += [_against_simulation(result, simulated), *_outside(result, simulated)]
         bound = bound_of(result, results)
         if bound is not None and result.source in PLAYED:
-            sentences += [limits_in_words(result, results), *_sums(bound)]
+            sentences += [] if result is best else [limits_in_words(result, results)]
+            sentences += _sums(bound)
     if _bound_passed(results):
         sentences.append(
             "Processed tok/s count tokens that are computed again after a preemption and can be above the bound's, "
@@ -61,10 +65,13 @@ def explain(results: Sequence[Result]) -> list[str]:
 
 
 def _best(results: Sequence[Result]) -> Result:
-    """The fastest measurement, or else the fastest simulation, and so on."""
-    order = (MEASURED, (Source.SIMULATED,), (Source.PREDICTED,), (Source.BOUND,), (Source.PUBLISHED,))
-    kinds = ([result for result in results if result.source in sources] for sources in order)
-    return max(next(kind for kind in kinds if kind), key=lambda result: result.gen_tok_s)
+    """The fastest measurement, or else the fastest simulation, and so on in `_ORDER`."""
+    return max(results, key=lambda result: (_rank(result), result.gen_tok_s))
+
+
+def _rank(result: Result) -> int:
+    """Place of a result's source in `_ORDER`."""
+    return next(place for place, sources in enumerate(_ORDER) if result.source in sources)
 
 
 def _rankings(results: Sequence[Result]) -> list[str]:
@@ -182,7 +189,7 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
     events: tuple[str, ...]
     if detailed:
         causes = residual(measured, simulated)
-        events = ("worked {}", "was without its cores {}", "stood {} between iterations", "waited {} for other lanes")
+        events = ("worked {}", "was without its cores {}", "was idle {} between iterations", "waited {} for the others")
     else:
         busy = measured.busy.get(lane, 0.0) - simulated.busy[lane]
         causes = {f"{lane} work": busy, f"{lane} idle": measured.seconds - simulated.seconds - busy}
@@ -208,7 +215,7 @@ def _some(amount: str) -> bool:
 
 
 def _mend(measured: Result, simulated: Result, causes: Mapping[str, float]) -> str:
-    """What would help against the largest cause for which a run took longer; empty if it is as fast as simulated."""
+    """A mend of the largest cause for which a run took longer; empty if it is as fast as simulated or none is known."""
     if measured.seconds < GAIN * simulated.seconds:
         return ""
     lane = max(simulated.busy, key=lambda name: simulated.busy[name])
@@ -267,7 +274,7 @@ def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
     told = [_distance(predicted, other) for other in others]
     return [
         f"{predicted.predictor or 'A model'} predicts {predicted.gen_tok_s:.4g} output tok/s for {predicted.schedule}, "
-        f"{listed(told)}; {in_words(predicted.binding)} limits it there."
+        f"{listed(told)}; {in_words(predicted.binding)} limits it in that model."
     ]
 
 

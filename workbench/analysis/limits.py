@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.analysis.waiting import Cause, waits
-from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, rate, times
+from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, percent, rate, times
 from workbench.core.result import Result, Source
 from workbench.core.units import SECONDS, alike, format_seconds, percents
 from workbench.perfmodels.bound import ARRIVAL
@@ -21,7 +21,7 @@ _CAUSES = 2
 """Causes of waiting that are told one by one."""
 _DEVICES = {"gpu": "GPU", "cpu": "CPU", "h2d": "link", "d2h": "link"}
 _NOTABLE = 0.05
-"""Share of the time from which on waiting, or work beyond the least, is worth advice."""
+"""Share of the time or of the cores from which on waiting, work beyond the least or other programs are worth advice."""
 _TIGHT = 0.9
 """Share of a bound from which on a lane's least work is told: that of other lanes may be far below what it must be."""
 _MOSTLY = 0.75
@@ -62,22 +62,32 @@ def limits_in_words(result: Result, results: Sequence[Result]) -> str:
     bound = bound_of(result, results)
     if bound is not None and bound.binding == ARRIVAL:
         return _arriving(result, bound)
+    return _Division.of(result, bound).told(_known(result, results))
+
+
+def _known(result: Result, results: Sequence[Result]) -> str:
+    """Advice that comes before what could be gained: a quiet computer, or a faster schedule; empty if there is none."""
+    if result.others >= _NOTABLE:
+        return f"other programs took {percent(result.others)} of the cores meanwhile, so run it again without them"
     fastest = max(rivals(result, results), key=lambda other: other.gen_tok_s, default=result)
     ratio = fastest.gen_tok_s / result.gen_tok_s if result.generated else 1.0
-    advice = f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
-    return _Division.of(result, bound).told(advice)
+    return f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
 
 
 def _bounded(bound: Result) -> str:
     """The sentence on a bound: what sets it, and the most that is possible without this limit."""
     first, *others = sorted(bound.limits, key=lambda name: -bound.limits[name])
-    told = f"{capital(in_words(first))} sets the bound, {bound.gen_tok_s:.4g} output tok/s, for any order of tasks"
+    told = (
+        f"At most {bound.gen_tok_s:.4g} output tok/s are possible in any order of tasks: {in_words(first)} limits them"
+    )
     second = bound.limits[others[0]] if others else 0.0
     if first == ARRIVAL or second <= 0:
         return f"{told}."
     if bound.limits[first] < GAIN * second:
-        return f"{told}, and {in_words(others[0])} allows hardly more."
-    return f"{told}; without this limit, {in_words(others[0])} allows {times(bound.limits[first] / second)} as much."
+        return f"{told}, and {in_words(others[0])} would allow hardly more."
+    return (
+        f"{told}; without this limit, {in_words(others[0])} would allow {times(bound.limits[first] / second)} as many."
+    )
 
 
 def _arriving(result: Result, bound: Result) -> str:
@@ -97,7 +107,7 @@ class _Wait(NamedTuple):
     seconds: float
 
     def cause(self, explained: bool) -> str:
-        """What was waited for; `explained` tells that there are other causes, so that here no task ran."""
+        """The cause in words; `explained` tells that there are others, so that no task ran if this one is empty."""
         if self.lane:
             return f" for {self.words}"
         return " between tasks" if explained else ""
@@ -146,26 +156,29 @@ class _Division:
         told = f"limits {result.schedule} ({rate(result, self.bound)}):"
         lane = in_words(self.lane)
         mostly = self.busy >= _MOSTLY * result.seconds
-        begin = f"{capital(lane)} {told} it" if mostly else f"Waiting {told} even the busiest lane, {lane},"
+        short = f"the {_DEVICES[self.lane]}"
+        begin = f"{capital(lane)} {told} {short}" if mostly else f"Waiting {told} even the busiest part, {lane},"
         return f"{begin} {self._shares()}; {advice or self._could()}."
 
     def _shares(self) -> str:
         """The shares of the time in words, which add up to 100 %."""
         result = self.result
         least, extra, *waiting = percents([self.least, self.extra, *(wait.seconds for wait in self.waiting)])
-        unavoidable = "unavoidable work" if extra else "work"
-        told = [f"spends {least} % of {format_seconds(result.seconds)} on {unavoidable}"]
-        if extra:
-            why = self._why()
-            told.append(f"{extra} % on possibly avoidable work{f' ({why.words})' if why else ''}")
+        why = self._why()
+        shares = [
+            (least, "on unavoidable work" if extra else "on work"),
+            (extra, f"on possibly avoidable work{f' ({why.words})' if why else ''}"),
+        ]
         causes = [(share, wait) for share, wait in zip(waiting, self.waiting, strict=True) if share]
         causes.sort(key=lambda cause: -cause[0])
-        told += [f"{share} % waiting{wait.cause(len(causes) > 1)}" for share, wait in causes[:_CAUSES]]
-        rest = sum(share for share, _ in causes[_CAUSES:])
-        return listed([*told, *([f"{rest} % waiting otherwise"] if rest else [])])
+        shares += [(share, f"waiting{wait.cause(len(causes) > 1)}") for share, wait in causes[:_CAUSES]]
+        shares.append((sum(share for share, _ in causes[_CAUSES:]), "waiting otherwise"))
+        (most, what), *others = (each for each in shares if each[0])
+        told = [f"spends {most} % of {format_seconds(result.seconds)} {what}"]
+        return listed([*told, *(f"{share} % {what}" for share, what in others)])
 
     def _why(self) -> _Excess | None:
-        """What explains more than half of notable work beyond the least, if anything does."""
+        """The cause of more than half of the work beyond the least, if that is notable and the cause is known."""
         result = self.result
         bound = self.bound
         if bound is None or self.extra < _NOTABLE * result.seconds:
@@ -180,7 +193,7 @@ class _Division:
             _Excess(
                 result.processed / once,
                 f"{result.recomputed:,} tokens are computed again after a preemption",
-                "a KV cache without preemptions",
+                "a KV cache that needs no preemption",
             ),
         )
         return next((each for each in known if (each.factor - 1) * self.least > self.extra / 2), None)
@@ -195,7 +208,7 @@ class _Division:
         return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
 
     def _gains(self) -> Iterator[_Gain]:
-        """What would help against waiting and further work if these are notable, and faster hardware."""
+        """Gains by less waiting and less work, if there is notably much of these, and by faster hardware."""
         seconds = self.result.seconds
         if seconds - self.busy >= _NOTABLE * seconds:
             yield _Gain(seconds / self.busy, "at most", self._less_waiting())

@@ -96,7 +96,7 @@ class Scenario:
         worst = int((prompt + output).argmax())
         held = int(prompt[worst] + output[worst] - 1)
         request = f"request {worst} of {self.workload.name!r}"
-        sum_of = f"{prompt[worst]} of its prompt and {output[worst] - 1} of its output, whose last is never read"
+        sum_of = f"{prompt[worst]} of its prompt and {output[worst] - 1} of its output: the last is not stored"
         block = self.memory.kv_block
         needed = -(-held // block)
         if needed > self.kv_blocks:
