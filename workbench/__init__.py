@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.advise import Advice, advise
 from workbench.analysis.compare import Comparison, compare
+from workbench.analysis.costs import Costs, costs
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.analysis.sustained import sustained_rate
 from workbench.analysis.sweep import Sweep, sweep
@@ -49,6 +50,7 @@ __all__ = [
     "ChunkedPrefill",
     "Comparison",
     "ContinuousBatching",
+    "Costs",
     "Detail",
     "Efficiency",
     "ExpertSet",
@@ -78,6 +80,7 @@ __all__ = [
     "calibrate",
     "checkpoint",
     "compare",
+    "costs",
     "data_path",
     "drives",
     "efficiencies",

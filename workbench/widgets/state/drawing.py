@@ -178,22 +178,32 @@ class Drawing:
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
         points: dict[tuple[str, str], list[tuple[float, float]]] = {}
         due = time.monotonic() + _PATIENCE
-        for place in places:
-            if overtaken():
-                return
-            value = values[int(place) - 1]
-            at = settings if int(place) - 1 == axis.at(settings) else axis.write(settings, value)
-            self._add_points(points, at, drawn_at(axis, at))
-            if time.monotonic() > due:
-                self._show_curves(axis, settings, points, busy=True)
-                due = time.monotonic() + _PATIENCE
+        schedules = [each for each in self._schedules(settings) if each != settings.schedule]
+        rounds = ([], schedules) if schedules else ([],)
+        for others in rounds:  # the chosen schedule and the bound are complete before the others begin
+            for place in places:
+                if overtaken():
+                    return
+                number = int(place) - 1
+                at = settings if number == axis.at(settings) else axis.write(settings, values[number])
+                self._add_points(points, at, others, drawn_at(axis, at))
+                if time.monotonic() > due:
+                    self._show_curves(axis, settings, points, busy=True)
+                    due = time.monotonic() + _PATIENCE
         self._shown = self._show_curves(axis, settings, points, busy=False)
 
-    def _add_points(self, points: dict[tuple[str, str], list[tuple[float, float]]], at: Settings, where: float) -> None:
+    def _add_points(
+        self,
+        points: dict[tuple[str, str], list[tuple[float, float]]],
+        at: Settings,
+        others: Sequence[Schedule],
+        where: float,
+    ) -> None:
+        """Add the points at one place: of the other schedules, or if there are none of the bound and the chosen one."""
         bound = self._predictions.bound(at)
-        if isinstance(bound, Result):
+        if not others and isinstance(bound, Result):
             points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
-        for schedule in self._schedules(at):
+        for schedule in others or [at.schedule]:
             result = self._predictions.simulation(at, schedule, soon=True)
             if isinstance(result, Result):
                 points.setdefault((schedule.name, "simulated"), []).append((where, result.gen_tok_s))
