@@ -1,4 +1,4 @@
-"""What each stage and each transfer of a pipeline costs in a typical iteration."""
+"""Costs of the stages and transfers of a pipeline in a typical iteration."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Costs(NamedTuple):
 
 
 def costs(scenario: Scenario) -> Costs:
-    """What each stage and transfer costs in one layer of a typical iteration.
+    """Price every stage and transfer of one layer in a typical iteration.
 
     In it the cache is full, or all requests run if it holds them, and the requests are of all ages alike. Its tasks run
     one after the other and whole. Shared experts that the pipeline does not place count with the stage they follow.
@@ -234,7 +234,7 @@ class _Pricing:
         return Cost(place, path, what, node.lane, 0.0, moved, 0.0, time)
 
     def fetches(self, place: int, pipeline: Pipeline) -> Iterator[Cost]:
-        """What `fetch` streams: weights that are known before the batch, chosen experts, and KV both ways."""
+        """Streams of `fetch`: weights that are known before the batch, chosen experts, and KV both ways."""
         streamed = sum(share * self._cost.layer_weights(layer) for layer, share in self._groups)
         if streamed:
             time = sum(share * self._cost.fetch(self._cost.layer_weights(layer)) for layer, share in self._groups)

@@ -32,7 +32,7 @@ from workbench.stages import (
 
 
 class Stored(enum.Enum):
-    """Where the weights of a stage on the GPU are kept."""
+    """The place in which the weights of a stage on the GPU are kept."""
 
     RESIDENT = "resident"
     STREAMED = "streamed"
@@ -148,7 +148,7 @@ def fetched(pipeline: Pipeline, item: Streamed, on: bool) -> Pipeline:
 
 
 def stored(pipeline: Pipeline, stage: Stage) -> Stored:
-    """Where the weights of a stage are kept; those of a stage on the CPU are resident."""
+    """The place in which the weights of a stage are kept; those of a stage on the CPU are resident."""
     if pipeline.streams_chosen(stage):
         return Stored.CHOSEN
     return Stored.STREAMED if pipeline.streams(stage) else Stored.RESIDENT

@@ -1,4 +1,4 @@
-"""What a pipeline's chain consists of: stages, moves and forks, and the path by which each is found."""
+"""The elements of a chain: stages, moves and forks, and the path by which each is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a wiring, where, and the edits that mend it."""
+"""Faults of a wiring, their places, and the edits that mend it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mend(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a wiring.
+    """A fault of a wiring.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ def _transfer_label(element: Element) -> str:
 
 
 def _written_before(pipeline: Pipeline, path: Path, lacking: list[BufferRows], known: tuple[Op, ...]) -> Iterator[Mend]:
-    """What a stage reads, written before it: by a stage that stands behind it, or by one more."""
+    """Edits that let a stage's reads be written before it: by a stage that stands behind it, or by one more."""
     reader = dict(_stages(pipeline))[path]
     missing = {rows for rows in lacking if rows[0] == lacking[0][0]}
     can_be = _writable(pipeline, known)

@@ -98,7 +98,7 @@ class _Reader:
         self._known: dict[str, Any] = {**names, **WORDS}
 
     def cell(self, module: ast.Module) -> Pipeline | Stack:
-        """What the last statement gives that is no import."""
+        """The value of the last statement that is no import."""
         last: tuple[int, Any] | None = None
         for statement in module.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -259,7 +259,7 @@ def _check_size(node: ast.expr, value: Any) -> None:
 
 
 def _tried(node: ast.expr, made: Callable[[], Any]) -> Any:
-    """What a call gives; what it refuses is told with its line."""
+    """The value of a call; what it refuses is told with its line."""
     try:
         return made()
     except PipelineError as error:

@@ -176,7 +176,7 @@ def _with_one_earlier(chain: tuple[Element, ...]) -> Iterator[tuple[Element, ...
 
 
 def _slot(chain: tuple[Element, ...], missing: _Absent, before: _Slot) -> Path:
-    """Where a transfer goes: at the end of the arm that wrote what is missing, or before the stage that reads it."""
+    """The slot of a transfer: at the end of the arm that wrote what is missing, or before the stage that reads it."""
     for rows, author in missing.rows:
         arm = _arm_before(author.path, missing.path)
         if arm is not None:
@@ -187,7 +187,7 @@ def _slot(chain: tuple[Element, ...], missing: _Absent, before: _Slot) -> Path:
 
 
 def _end(chain: tuple[Element, ...], layer: Survey, missing: _Absent) -> Path:
-    """Where a transfer for the next layer goes: at the end of the arm that wrote it, or of the chain."""
+    """The slot of a transfer for the next layer: at the end of the arm that wrote it, or of the chain."""
     for rows, _ in missing.rows:
         path = layer.writer[rows].path
         if path is not None and len(path) > 1:

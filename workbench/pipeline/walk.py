@@ -1,4 +1,4 @@
-"""Where the rows of all buffers are along a chain, and what each of its moves carries."""
+"""A walk along a chain that tracks the devices of all buffers, and what each move carries."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def plot_wiring(wiring: Pipeline | Stack, notes: Mapping[tuple[int, Path], str] 
     ranges = wiring.ranges if isinstance(wiring, Stack) else wiring[:].ranges
     drawn = [arranged(each.pipeline.chain) for each in ranges]
     heights = [_height(cards) for cards, _ in drawn]
-    wide = max(2.0, *(1 + max((card.column for card in cards), default=0) for cards, _ in drawn))
+    wide = max(2.0, *(_columns(cards) for cards, _ in drawn))
     size = (1.0 + _COLUMN * wide, max(1.2, sum(heights) + 0.35 * len(ranges)))
     _, ax = plt.subplots(figsize=size, layout="constrained")
     top = 0.0
@@ -129,6 +129,10 @@ def plot_wiring(wiring: Pipeline | Stack, notes: Mapping[tuple[int, Path], str] 
 
 def _height(cards: Sequence[Card]) -> float:
     return _ROW * (_rows(cards, Place.GPU) + _rows(cards, Place.CPU)) + _GAP
+
+
+def _columns(cards: Sequence[Card]) -> float:
+    return 1 + max((card.column for card in cards), default=0)
 
 
 def _rows(cards: Sequence[Card], device: Place) -> int:

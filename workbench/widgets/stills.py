@@ -84,7 +84,7 @@ def scenario_in(path: str | Path) -> Scenario:
 
 
 def headline(studio: Studio) -> str:
-    """What the settings give, in one line."""
+    """The settings and their throughput in one line."""
     settings = studio.settings
     result = studio.predictions.simulation(settings, settings.schedule)
     bound = studio.predictions.bound(settings)

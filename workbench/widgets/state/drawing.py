@@ -240,12 +240,12 @@ class Drawing:
         return lines
 
     def _beside(self, settings: Settings) -> list[Result]:
-        """What was measured at these settings, under any schedule."""
+        """Measurements at these settings, under any schedule."""
         return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
 
 
 def drawn_at(axis: Slider, settings: Settings) -> float:
-    """Where a setting stands on its axis; no limit stands a step behind the largest one."""
+    """The place of a setting on its axis; no limit stands a step behind the largest one."""
     value = float(axis.read(settings))
     if math.isinf(value):
         finite = [step.value for step in axis.steps(settings) if not math.isinf(step.value)]
@@ -256,7 +256,7 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
 
 
 def _sample(simulated: Result | Refused, of: int) -> str:
-    """What a sample is, in words; empty for a simulation of all requests."""
+    """A sample in words; empty for a simulation of all requests."""
     if isinstance(simulated, Refused) or simulated.facts["requests"] == str(of):
         return ""
     return f"first {int(simulated.facts['requests']):,} of {of:,} requests"

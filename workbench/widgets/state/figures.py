@@ -1,4 +1,4 @@
-"""What the browser draws of predictions and measurements: plain values, texts with their units."""
+"""Predictions and measurements as the browser draws them: plain values, and texts with their units."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Predictions:
         return self._prices(settings)
 
     def costs(self, settings: Settings) -> Costs | Refused:
-        """What each stage and transfer costs."""
+        """The costs of stages and transfers."""
         return self._costs(settings)
 
     def _asking(self, read: Callable[[Scenario, Schedule], _Answer]) -> Callable[[Settings], _Answer | Refused]:

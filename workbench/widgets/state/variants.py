@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from workbench.core.result import Result
@@ -61,7 +62,7 @@ class Variants:
         return [self._plain(each, mine, figures) for each, mine in zip(self._pinned, figures, strict=True)]
 
     def _plain(self, each: Variant, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> Plain:
-        best = [name for name, figure in mine.items() if _is_best(figure, [other.get(name) for other in all_of_them])]
+        best = [name for name in mine if _is_best(name, mine, all_of_them)]
         at = each.settings
         about = f"{at.model.name}, {at.schedule.name}, {format_bytes(at.kv_capacity)} of KV, {at.requests:,} requests"
         return {
@@ -91,9 +92,9 @@ class Variants:
         return found
 
 
-def _is_best(mine: _Figure, others: list[_Figure | None]) -> bool:
-    """True if several variants have the figure and none has a better one."""
-    values = [other.value for other in others if other is not None and other.value == other.value]
+def _is_best(name: str, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> bool:
+    """True if several variants have a figure and none has a better one."""
+    values = [other[name].value for other in all_of_them if name in other and not math.isnan(other[name].value)]
     if len(values) < 2 or len(set(values)) == 1:
         return False
-    return mine.value == (min(values) if mine.least_is_best else max(values))
+    return mine[name].value == (min(values) if mine[name].least_is_best else max(values))

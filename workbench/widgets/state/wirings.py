@@ -262,7 +262,7 @@ def _is_built_in(op: Op) -> bool:
 
 
 def about(op: Op) -> str:
-    """What an operation reads and writes, in words."""
+    """The buffers that an operation reads and writes, in words."""
     reads = [*op.reads, *(("the KV cache",) if op.keeps_kv else ())]
     return f"reads {', '.join(reads)}; writes {', '.join(op.writes)}"
 
@@ -273,7 +273,7 @@ def _entry(name: str, op: Op, placed: bool) -> Plain:
 
 
 def _carries(pipeline: Pipeline) -> dict[Path, str]:
-    """What each transfer of a whole pipeline moves, in words; nothing for one that cannot be."""
+    """The load of each transfer of a whole pipeline, in words; nothing for one that cannot be."""
     try:
         resolved = resolve(pipeline)
     except PipelineError:
@@ -310,14 +310,14 @@ def _fetched(item: Streamed, label: str, pipeline: Pipeline, brought: Mapping[st
 
 
 def _stored(pipeline: Pipeline, stage: Stage) -> str:
-    """Where the weights of a stage come from; empty for one without weights."""
+    """The place in which the weights of a stage are kept; empty for one without weights."""
     if not stage.op.has_weights:
         return ""
     return stored(pipeline, stage).value
 
 
 def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig) -> list[Plain]:
-    """What can be chosen of a card."""
+    """The options of a card."""
     found = list[Plain]()
     if stage.op.has_weights and stage.device is Place.GPU:
         choices = [each.value for each in Stored if each is not Stored.CHOSEN or stage.op.plain is experts]
@@ -405,15 +405,13 @@ def _subset(wirings: Wirings, text: str) -> ExpertSet | slice | None:
         return None
     rest = words.startswith("~")
     name = words.removeprefix("~").strip()
-    if name in wirings.names and isinstance(wirings.names[name], ExpertSet):
-        found = wirings.names[name]
-    else:
+    found = wirings.names.get(name)
+    if not isinstance(found, ExpertSet):
         edges = [edge.strip() for edge in name.split(":")]
         if len(edges) != 2 or not all(edge.lstrip("-").isdigit() or not edge for edge in edges):
             raise PipelineError(f"{text!r} names no experts; write a range such as :32, or the name of an ExpertSet.")
         first, stop = (int(edge) if edge else None for edge in edges)
         found = ExpertSet.of_slice(slice(first, stop))
-    assert isinstance(found, ExpertSet)
     return ~found if rest else found
 
 
