@@ -81,8 +81,8 @@ def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
         "The link to the GPU (h2d) limits Sequential (simulated 10 of at most 16.67 output tok/s, 60 %): the link "
         "spends 60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) "
         "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most "
-        "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast at most 1.43 times (then "
-        "the GPU limits)."
+        "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast at most 1.43 times with "
+        "the same batches (then the GPU limits)."
     )
 
 
@@ -106,12 +106,16 @@ def test_work_beyond_the_least_of_a_lane_that_is_not_the_bounds_is_not_divided()
 @pytest.mark.parametrize(
     ("busy", "limits", "told"),
     [
-        ({"h2d": 99.0, "gpu": 30.0}, {}, "a link twice as fast would give at most 2.00 times this throughput."),
-        ({"h2d": 99.0, "gpu": 80.0}, {}, "would give at most 1.25 times this throughput (then the GPU limits)"),
+        ({"h2d": 99.0, "gpu": 30.0}, {}, "would give at most 2.00 times this throughput with the same batches."),
+        (
+            {"h2d": 99.0, "gpu": 80.0},
+            {},
+            "would give at most 1.25 times this throughput with the same batches (then the GPU",
+        ),
         (
             {"h2d": 99.0, "gpu": 30.0},
             {"DRAM bandwidth": 90.0},
-            "would give at most 1.11 times this throughput (then the bandwidth of the host's memory limits)",
+            "would give at most 1.11 times this throughput with the same batches (then the bandwidth of",
         ),
         ({"cpu": 99.0}, {"DRAM bandwidth": 99.0}, "a CPU and host memory twice as fast would give at most 2.00 times"),
         ({"h2d": 99.0, "gpu": 99.0}, {}, "; only less work or faster hardware would give more."),

@@ -235,7 +235,9 @@ class _Division:
             halved[DRAM] = bound.limits.get(DRAM, 0.0)
         then = max(halved, key=lambda name: halved[name])
         device = f"a {_DEVICES[self.lane]}{' and host memory' if self.lane == 'cpu' else ''} twice as fast"
-        reason = "" if lane_of(then) == self.lane else f" (then {in_words(then)} limits)"
+        reason = " with the same batches"
+        if lane_of(then) != self.lane:
+            reason += f" (then {in_words(then)} limits)"
         return _Gain(min(2.0, self.result.seconds / halved[then]), "at most", device, reason)
 
 
@@ -248,7 +250,7 @@ class _Excess(NamedTuple):
 
 
 class _Gain(NamedTuple):
-    """The factor that a change gains, "at most" or "about", the change, and what keeps it from gaining more."""
+    """The factor that a change gains, "at most" or "about", the change, and the conditions of the gain."""
 
     factor: float
     about: str
