@@ -151,7 +151,7 @@ def test_a_prediction_is_told_by_its_distance_to_bound_and_simulation():
     most = RESULTS[2].gen_tok_s
     assert sentence == (
         f"A predicts {rate:.4g} output tok/s for VSLPipe, {100 * rate / most:.0f} % of the bound ({most:.4g}) and "
-        f"50.0 % less than was simulated ({simulated:.4g}); the link to the GPU (h2d) limits it in that model."
+        f"50.0 % less than was simulated ({simulated:.4g}); in its equations the link to the GPU (h2d) limits."
     )
     quick = replace(PREDICTED, seconds=RESULTS[2].seconds / 2)
     _, sentence = compare([RESULTS[2], quick]).explanations()

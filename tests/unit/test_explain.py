@@ -129,7 +129,7 @@ SHORT = result(Source.SIMULATED, 10.0, Span("gpu", "A", 0.0, 4.0, 0), Span("cpu"
             "was without its cores 5.0 s more and was idle 1.0 s more between iterations; run it again",
         ),
         (16.0, 4.0, 4.0, 1.0, "was idle 6.0 s more between iterations; that is 6 s more per iteration"),
-        (14.0, 4.0, 4.0, 5.0, "waited 4.0 s more for the others; the CPU worked 5.00 times as long as expected"),
+        (14.0, 4.0, 4.0, 5.0, "waited 4.0 s more for other parts; the CPU worked 5.00 times as long as expected"),
         (9.0, 3.0, 3.0, 1.0, "worked 1.0 s less."),
         (10.1, 4.1, 4.1, 1.0, "worked 0.1 s more."),
     ],

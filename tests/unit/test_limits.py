@@ -42,7 +42,8 @@ def test_waiting_is_told_by_what_was_waited_for():
     assert headline([played]) == (
         "Waiting limits Sequential (simulated 100 output tok/s): even the busiest part, the link to the GPU (h2d), "
         "spends 60 % of 10 s on work, 30 % waiting for the CPU (decode_attention) and 10 % waiting for the GPU "
-        "(out_proj, ..., combine); a faster CPU, a faster GPU or more overlap would give at most 1.67 times as much."
+        "(out_proj, ..., combine); a faster CPU, a faster GPU or more overlap would give at most 1.67 times this "
+        "throughput."
     )
     (told,) = explain([least(6.0), played])
     assert "(simulated 100 of at most 166.7 output tok/s, 60 %)" in told
@@ -52,8 +53,8 @@ def test_without_tasks_it_says_how_to_learn_the_cause():
     told = headline([result(busy={"gpu": 80.0, "h2d": 10.0})])
     assert told == (
         "The GPU limits Sequential (simulated 10 output tok/s): the GPU spends 80 % of 100 s on work and 20 % waiting; "
-        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most 1.25 times as "
-        "much."
+        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most 1.25 times this "
+        "throughput."
     )
 
 
@@ -70,7 +71,7 @@ def test_small_causes_of_waiting_are_told_together():
     assert "10 % waiting for the CPU (decode_attention), 6 % waiting for the link to the GPU (h2d) and " in told
     assert "spends 81 % of 100 s on work" in told  # 80.5, and the rest 2.5 and 1: together 100
     assert told.partition(";")[0].endswith(" and 3 % waiting otherwise")
-    assert "a faster CPU, a faster link or more overlap would give at most 1.24 times as much" in told
+    assert "a faster CPU, a faster link or more overlap would give at most 1.24 times this throughput" in told
 
 
 def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
@@ -80,8 +81,8 @@ def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
         "The link to the GPU (h2d) limits Sequential (simulated 10 of at most 16.67 output tok/s, 60 %): the link "
         "spends 60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) "
         "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most "
-        "1.11 times as much, fuller batches about 1.50 times and a link twice as fast at most 1.43 times (then the GPU "
-        "limits)."
+        "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast at most 1.43 times with "
+        "the same batches (then the GPU limits)."
     )
 
 
@@ -105,12 +106,16 @@ def test_work_beyond_the_least_of_a_lane_that_is_not_the_bounds_is_not_divided()
 @pytest.mark.parametrize(
     ("busy", "limits", "told"),
     [
-        ({"h2d": 99.0, "gpu": 30.0}, {}, "a link twice as fast would give at most 2.00 times as much."),
-        ({"h2d": 99.0, "gpu": 80.0}, {}, "a link twice as fast would give at most 1.25 times as much (then the GPU"),
+        ({"h2d": 99.0, "gpu": 30.0}, {}, "would give at most 2.00 times this throughput with the same batches."),
+        (
+            {"h2d": 99.0, "gpu": 80.0},
+            {},
+            "would give at most 1.25 times this throughput with the same batches (then the GPU",
+        ),
         (
             {"h2d": 99.0, "gpu": 30.0},
             {"DRAM bandwidth": 90.0},
-            "a link twice as fast would give at most 1.11 times as much (then the bandwidth of the host's memory",
+            "would give at most 1.11 times this throughput with the same batches (then the bandwidth of",
         ),
         ({"cpu": 99.0}, {"DRAM bandwidth": 99.0}, "a CPU and host memory twice as fast would give at most 2.00 times"),
         ({"h2d": 99.0, "gpu": 99.0}, {}, "; only less work or faster hardware would give more."),
@@ -128,7 +133,7 @@ def test_a_faster_schedule_is_the_advice():
     assert (
         told[1] == "Of the 2 schedules that were simulated, VSLPipe is the fastest: 2.50 times as fast as Sequential."
     )
-    assert told[2].endswith("50 % waiting; VSLPipe gives 2.50 times as much.")
+    assert told[2].endswith("50 % waiting; VSLPipe gives 2.50 times this throughput.")
 
 
 def test_the_headline_is_of_the_fastest_measurement_before_any_simulation():
@@ -144,7 +149,7 @@ def test_a_disturbed_measurement_is_to_be_repeated_before_anything_else():
     told = explain([least(), disturbed, quick])[-1]
     assert told.endswith("; other programs took 80 % of the cores meanwhile, so run it again without them.")
     little = replace(disturbed, others=0.03)
-    assert explain([least(), little, quick])[-1].endswith("; Other gives 2.02 times as much.")
+    assert explain([least(), little, quick])[-1].endswith("; Other gives 2.02 times this throughput.")
 
 
 def test_late_requests_limit_what_waits_for_them():
@@ -152,7 +157,7 @@ def test_late_requests_limit_what_waits_for_them():
     assert headline([late, result(busy={"gpu": 6.0})]) == (
         "The arrival of the requests limits Sequential (simulated 10 of at most 11.11 output tok/s, 90 %): the last "
         "one comes after 90 s and all are served 10 s later, after 100 s; nothing that is faster gives more than 1.11 "
-        "times as much."
+        "times this throughput."
     )
     assert headline([late]) == (
         "At most 11.11 output tok/s are possible in any order of tasks: the last arrival limits them."

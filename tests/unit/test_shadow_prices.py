@@ -70,7 +70,7 @@ def test_what_binds_next_is_named():
     most = prices.base.gen_tok_s
     assert prices.title == (
         f"The link to the GPU (h2d) limits VSLPipe (at most {most:.4g} output tok/s); a link twice as fast gives 1.50 "
-        "times as much."
+        "times this throughput."
     )
 
 
@@ -203,10 +203,10 @@ def test_the_title_names_what_helps_most_and_what_helps_with_the_memory_that_is_
     tight = scenario.on(machine=replace(scenario.machine, cpu=replace(scenario.machine.cpu, memory=total)))
     prices = shadow_prices(tight, VSLPipe(), factor=3)
     cache, link = prices["KV capacity"], prices["link"]
-    helped = f"3 times the KV capacity gives {cache.gain:.2f} times as much (needs "
+    helped = f"3 times the KV capacity gives {cache.gain:.2f} times this throughput (needs "
     if cache.gain > link.gain:
         assert helped in prices.title
-    assert f"a link 3 times as fast gives {link.gain:.2f} times as much" in prices.title
+    assert f"a link 3 times as fast gives {link.gain:.2f} times this throughput" in prices.title
     assert prices.title.startswith("The link to the GPU (h2d) limits VSLPipe (at most ")
     played = shadow_prices(tight, VSLPipe(), simulate)
     assert f"limits VSLPipe (simulated {played.base.gen_tok_s:.4g} output tok/s); " in played.title

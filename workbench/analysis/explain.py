@@ -189,7 +189,10 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
     events: tuple[str, ...]
     if detailed:
         causes = residual(measured, simulated)
-        events = ("worked {}", "was without its cores {}", "was idle {} between iterations", "waited {} for the others")
+        events = (
+            *("worked {}", "was without its cores {}"),
+            *("was idle {} between iterations", "waited {} for other parts"),
+        )
     else:
         busy = measured.busy.get(lane, 0.0) - simulated.busy[lane]
         causes = {f"{lane} work": busy, f"{lane} idle": measured.seconds - simulated.seconds - busy}
@@ -274,7 +277,7 @@ def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
     told = [_distance(predicted, other) for other in others]
     return [
         f"{predicted.predictor or 'A model'} predicts {predicted.gen_tok_s:.4g} output tok/s for {predicted.schedule}, "
-        f"{listed(told)}; {in_words(predicted.binding)} limits it in that model."
+        f"{listed(told)}; in its equations {in_words(predicted.binding)} limits."
     ]
 
 

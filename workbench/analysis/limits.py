@@ -71,7 +71,7 @@ def _known(result: Result, results: Sequence[Result]) -> str:
         return f"other programs took {percent(result.others)} of the cores meanwhile, so run it again without them"
     fastest = max(rivals(result, results), key=lambda other: other.gen_tok_s, default=result)
     ratio = fastest.gen_tok_s / result.gen_tok_s if result.generated else 1.0
-    return f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
+    return f"{fastest.schedule} gives {times(ratio)} this throughput" if ratio >= GAIN else ""
 
 
 def _bounded(bound: Result) -> str:
@@ -95,7 +95,7 @@ def _arriving(result: Result, bound: Result) -> str:
     return (
         f"The arrival of the requests limits {result.schedule} ({rate(result, bound)}): the last one comes after "
         f"{until} and all are served {then} later, after {total}; nothing that is faster gives more than "
-        f"{times(result.seconds / bound.seconds)} as much."
+        f"{times(result.seconds / bound.seconds)} this throughput."
     )
 
 
@@ -204,7 +204,7 @@ class _Division:
         if not gains:
             return "only less work or faster hardware would give more"
         first, *others = gains
-        told = [f"{first.change} would give {first} as much{first.reason}"]
+        told = [f"{first.change} would give {first} this throughput{first.reason}"]
         return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
 
     def _gains(self) -> Iterator[_Gain]:
@@ -235,7 +235,9 @@ class _Division:
             halved[DRAM] = bound.limits.get(DRAM, 0.0)
         then = max(halved, key=lambda name: halved[name])
         device = f"a {_DEVICES[self.lane]}{' and host memory' if self.lane == 'cpu' else ''} twice as fast"
-        reason = "" if lane_of(then) == self.lane else f" (then {in_words(then)} limits)"
+        reason = " with the same batches"
+        if lane_of(then) != self.lane:
+            reason += f" (then {in_words(then)} limits)"
         return _Gain(min(2.0, self.result.seconds / halved[then]), "at most", device, reason)
 
 
@@ -248,7 +250,7 @@ class _Excess(NamedTuple):
 
 
 class _Gain(NamedTuple):
-    """The factor that a change gains, "at most" or "about", the change, and what keeps it from gaining more."""
+    """The factor that a change gains, "at most" or "about", the change, and the conditions of the gain."""
 
     factor: float
     about: str

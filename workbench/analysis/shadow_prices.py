@@ -104,7 +104,7 @@ class ShadowPrices:
     def _gain(self, price: Price) -> str:
         more = f"{_DEVICES[price.resource]} {self._factor} as fast" if price.resource in _DEVICES else ""
         needs = f" ({price.note})" if price.note else ""
-        return f"{more or f'{self._factor} the {price.resource}'} gives {times(price.gain)} as much{needs}"
+        return f"{more or f'{self._factor} the {price.resource}'} gives {times(price.gain)} this throughput{needs}"
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per resource."""
