@@ -70,12 +70,11 @@ function Reading({ row }: { row: FigureRow }): ReactNode {
 }
 
 function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): ReactNode {
-  const words = row.why || (row.limited && `limited by ${row.limited}`);
+  const words = [row.source, row.why || (row.limited && `limited by ${row.limited}`)].filter(Boolean).join(", ");
   const name = (
     <th scope="row">
       <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
       {row.name}
-      <small>{row.source}</small>
     </th>
   );
   return (
@@ -88,11 +87,9 @@ function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): Rea
           <td key={column}>{row[column] || "–"}</td>
         ))}
       </tr>
-      {words && (
-        <tr className="wb-row-words">
-          <td colSpan={columns.length + 3}>{words}</td>
-        </tr>
-      )}
+      <tr className="wb-row-words">
+        <td colSpan={columns.length + 3}>{words}</td>
+      </tr>
     </tbody>
   );
 }
