@@ -305,3 +305,20 @@ def test_readers_of_screens_find_nothing_amiss(opened, theme, scene):
     found = builder.page.evaluate("axe.run(document.getElementById('here')).then(said => said.violations)")
     serious = [each for each in found if each["impact"] in ("serious", "critical")]
     assert serious == [], json.dumps(serious, indent=1)
+
+
+def test_two_views_of_one_builder_follow_each_other_and_part(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate("close_view(); window.close_view = show(); 0")
+    builder.page.evaluate("window.close_second = show(); 0")
+    cards = builder.page.locator("[data-card=experts]")
+    assert cards.count() == 2
+    cards.first.focus()
+    builder.press("ArrowDown")
+    assert cards.evaluate_all("all => all.map(card => card.matches('.wb-card-cpu'))") == [True, True]
+    builder.page.evaluate("close_second()")
+    cards.nth(1).wait_for(state="detached")
+    builder.press("ArrowUp")
+    assert builder.cards()["experts"] == "gpu"
+    ids = builder.page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))

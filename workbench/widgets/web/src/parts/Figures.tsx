@@ -24,6 +24,7 @@ export function Figures(): ReactNode {
   return (
     <Panel title="Figures" name="figures" beside={sample && <span className="wb-sample">{sample}</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
+      {!problem && rows.length === 0 && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} />}
       {rows.length > 0 && (
         <div className="wb-scroll" tabIndex={0} role="region" aria-label="Figures of every schedule">
