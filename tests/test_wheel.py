@@ -65,6 +65,8 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
         assert f"workbench/data/models/tiny-moe/{file}" in names
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
     parts = [f"parts/{name}" for name in ("gantt.css", "gantt.js", "strip.css", "strip.js")]
+    bundle = [f"web/dist/{name}" for name in ("LICENSES.txt", "builder.css", "builder.js")]
+    assert {name for name in names if "/widgets/web/" in name} == {f"workbench/widgets/{file}" for file in bundle}
     for file in ("dashboard/dashboard.css", *parts):
         assert f"workbench/widgets/{file}" in names
     assert {"workbench/bench/cpu/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)

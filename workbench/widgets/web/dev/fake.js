@@ -77,6 +77,15 @@ const cards = (chain) => chain.flatMap((each) => (each.kind === "card" ? [each] 
 const siblings = (chain, path) => (path.length === 1 ? chain : siblings(chain[path[0]].arms[path[1]], path.slice(2)));
 const last = (path) => path[path.length - 1];
 
+function shifted(chain, { path, to }) {
+  const [source, target] = [siblings(chain, path), siblings(chain, to)];
+  const moved = source[last(path)];
+  const hole = { kind: "move" };
+  source[last(path)] = hole;
+  target.splice(last(to), 0, moved);
+  source.splice(source.indexOf(hole), 1);
+}
+
 function settled(range) {
   const stripped = (chain) => chain.filter((each) => each.kind !== "move").map((each) => (each.kind === "fork" ? { ...each, arms: each.arms.map(stripped) } : each));
   const bare = stripped(range.chain);
@@ -304,7 +313,12 @@ export class FakeModel {
     this.draw();
   }
 
-  do_place(m) { this.edit(m, (chain) => (siblings(chain, m.path)[last(m.path)].device = m.device)); }
+  do_place(m) {
+    this.edit(m, (chain) => {
+      siblings(chain, m.path)[last(m.path)].device = m.device;
+      if (m.to) shifted(chain, m);
+    });
+  }
   do_option(m) { this.edit(m, (chain) => (siblings(chain, m.path)[last(m.path)].options.find((each) => each.name === m.name).value = m.value)); }
   do_remove(m) { this.edit(m, (chain) => siblings(chain, m.path).splice(last(m.path), 1)); }
   do_add(m) { this.edit(m, (chain) => siblings(chain, m.to).splice(last(m.to), 0, card([m.op, m.device]))); }
@@ -318,16 +332,7 @@ export class FakeModel {
       all.splice(a, b - a + 1, { kind: "fork", path: [], arms: [...arms(all[a]), ...arms(all[b])] });
     });
   }
-  do_shift(m) {
-    this.edit(m, (chain) => {
-      const [from, to] = [siblings(chain, m.path), siblings(chain, m.to)];
-      const moved = from[last(m.path)];
-      const hole = { kind: "move" };
-      from[last(m.path)] = hole;
-      to.splice(last(m.to), 0, moved);
-      from.splice(from.indexOf(hole), 1);
-    });
-  }
+  do_shift(m) { this.edit(m, (chain) => shifted(chain, m)); }
   do_cut(m) {
     const old = this.ranges[m.range];
     const second = { ...clone(old), first: m.layer, title: `layers ${m.layer} to ${old.stop - 1}` };

@@ -234,7 +234,7 @@ export interface Traits {
 }
 
 export type Message =
-  | { do: "place"; range: number; path: Path; device: Device }
+  | { do: "place"; range: number; path: Path; device: Device; to?: Path }
   | { do: "shift"; range: number; path: Path; to: Path }
   | { do: "add"; range: number; op: string; device: Device; to: Path }
   | { do: "remove"; range: number; path: Path }

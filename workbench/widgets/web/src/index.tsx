@@ -21,7 +21,7 @@ export default () => {
     },
     render({ model, el }: Given) {
       const { talk, samples } = shared!;
-      const root = createRoot(el);
+      const root = createRoot(el, { identifierPrefix: `wb${crypto.getRandomValues(new Uint32Array(1))[0]}` });
       root.render(<Builder model={model} talk={talk} samples={samples} />);
       return () => root.unmount();
     },

@@ -1,7 +1,13 @@
-import { useEffect, useId, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+import { useEffect, useId, useRef, useState } from "react";
+import type { KeyboardEvent, PointerEvent, ReactNode } from "react";
 
 import type { Choice as ChoiceControl } from "../contract";
 import { useLeave } from "../hooks";
+
+// The focus stays on the button while an option is pressed.
+function stay(event: PointerEvent): void {
+  event.preventDefault();
+}
 
 interface Props {
   control: Pick<ChoiceControl, "label" | "value" | "options">;
@@ -71,9 +77,9 @@ export function Choice({ control, onChoose }: Props): ReactNode {
         onClick={() => (open ? setOpen(false) : show())}
         onKeyDown={key}
       >
-        {options[current]?.label ?? value}
+        <span>{options[current]?.label ?? value}</span>
       </button>
-      <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open}>
+      <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open} onPointerDown={stay}>
         {options.map((option, index) => (
           <li
             key={option.value}

@@ -11,23 +11,32 @@ const KINDS = ["comment", "string", "keyword", "number", "operator"];
 export function Code(): ReactNode {
   const { talk } = useBench();
   const code = useTrait("code");
-  const [draft, setDraft] = useState<string | null>(null);
+  const [draft, setDraft] = useState<string | null>(null); // what was typed, until Python's text is that
   const [typing, setTyping] = useState(false);
-  const seen = useRef(code.text);
+  const unread = useRef<string | null>(null); // typed and not sent yet
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
 
+  const read = (): void => {
+    clearTimeout(timer.current);
+    if (unread.current !== null) talk.newest("code", { do: "code", text: unread.current });
+    unread.current = null;
+  };
   useEffect(() => {
-    if (code.text !== seen.current && !typing) setDraft(null); // a card was moved
-    seen.current = code.text;
-  }, [code.text, typing]);
+    if (!typing && unread.current === null && code.error === "") setDraft(null);
+  }, [code]);
   useEffect(() => () => clearTimeout(timer.current), []);
 
   const text = draft ?? code.text;
-  const send = (typed: string): void => talk.newest("code", { do: "code", text: typed });
   const type = (typed: string): void => {
     setDraft(typed);
+    unread.current = typed;
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => send(typed), PAUSE);
+    timer.current = setTimeout(read, PAUSE);
+  };
+  const leave = (): void => {
+    setTyping(false);
+    if (unread.current !== null) read();
+    else if (code.error === "") setDraft(null);
   };
   const lines = text.split("\n");
   return (
@@ -58,10 +67,7 @@ export function Code(): ReactNode {
             wrap="off"
             value={text}
             onFocus={() => setTyping(true)}
-            onBlur={() => {
-              setTyping(false);
-              if (draft !== null && !code.error && draft === seen.current) setDraft(null);
-            }}
+            onBlur={leave}
             onChange={(event) => type(event.target.value)}
           />
         </div>

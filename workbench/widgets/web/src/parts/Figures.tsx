@@ -24,6 +24,7 @@ export function Figures(): ReactNode {
   return (
     <Panel title="Figures" name="figures" beside={sample && <span className="wb-sample">{sample}</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
+      {!problem && rows.length === 0 && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} />}
       {rows.length > 0 && (
         <div className="wb-scroll" tabIndex={0} role="region" aria-label="Figures of every schedule">
@@ -70,12 +71,11 @@ function Reading({ row }: { row: FigureRow }): ReactNode {
 }
 
 function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): ReactNode {
-  const words = row.why || (row.limited && `limited by ${row.limited}`);
+  const words = [row.source, row.why || (row.limited && `limited by ${row.limited}`)].filter(Boolean).join(", ");
   const name = (
     <th scope="row">
       <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
       {row.name}
-      <small>{row.source}</small>
     </th>
   );
   return (
@@ -88,11 +88,9 @@ function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): Rea
           <td key={column}>{row[column] || "–"}</td>
         ))}
       </tr>
-      {words && (
-        <tr className="wb-row-words">
-          <td colSpan={columns.length + 3}>{words}</td>
-        </tr>
-      )}
+      <tr className="wb-row-words">
+        <td colSpan={columns.length + 3}>{words}</td>
+      </tr>
     </tbody>
   );
 }

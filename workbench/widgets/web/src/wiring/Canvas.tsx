@@ -1,6 +1,6 @@
 import { applyNodeChanges, ReactFlow, ReactFlowProvider, useReactFlow, ViewportPortal } from "@xyflow/react";
 import type { Node, NodeChange, Viewport } from "@xyflow/react";
-import { useEffect, useImperativeHandle, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { useEffect, useId, useImperativeHandle, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { KeyboardEvent, ReactNode, Ref, RefObject } from "react";
 
 import type { Device, Fault, LayerRange, Mend } from "../contract";
@@ -41,7 +41,7 @@ interface Props {
   onOptions: (key: string) => void;
   onJoin: (key: string) => void;
   onMend: (mend: Mend) => void;
-  onKey: (event: KeyboardEvent<HTMLDivElement>, key: string | null) => void;
+  onKey: (event: KeyboardEvent, key: string | null) => void;
 }
 
 export function Canvas(props: Props): ReactNode {
@@ -87,26 +87,22 @@ function nodesOf(props: Props): AnyNode[] {
 }
 
 function edgesOf({ picture, stale }: Props): WireEdge[] {
-  const ends = new Map<string, { left: number; right: number; y: number }>();
-  for (const { key, box } of picture.cards) {
-    ends.set(key, { left: box.x, right: box.x + box.width, y: box.y + box.height / 2 });
-  }
-  for (const { key, x, y } of picture.ports) ends.set(key, { left: x - 8, right: x + 8, y });
   return picture.wires.map((wire) => {
-    const [source, target] = [ends.get(wire.from)!, ends.get(wire.to)!];
-    const data = { wire, from: { x: source.right, y: source.y }, to: { x: target.left, y: target.y }, stale };
-    return { id: wire.key, type: "wire", source: wire.from, target: wire.to, data, focusable: false, selectable: false, domAttributes: { "aria-hidden": true } };
+    const unseen = { focusable: false, selectable: false, domAttributes: { "aria-hidden": true } as const };
+    return { id: wire.key, type: "wire", source: wire.from, target: wire.to, data: { wire, stale }, ...unseen };
   });
 }
 
 function Flow(props: Props): ReactNode {
   const { picture, ref, onKey, onActive, onDrop } = props;
+  const id = useId();
   const place = useRef<HTMLDivElement>(null);
   const width = useWidth(place);
   const flow = useReactFlow<AnyNode, WireEdge>();
   const [viewport, setViewport] = useState<Viewport>({ x: 0, y: 0, zoom: 1 });
   const [fitted, setFitted] = useState(true);
   const [drop, setDrop] = useState<Drop | null>(null);
+  const [held, setHeld] = useState<string | null>(null); // the card that is dragged
   const [nodes, setNodes] = useState<AnyNode[]>([]);
   const wanted = useMemo(() => nodesOf(props), [picture, props.fault, props.stale, props.active, props.memories]);
   const edges = useMemo(() => edgesOf(props), [picture, props.stale]);
@@ -114,7 +110,8 @@ function Flow(props: Props): ReactNode {
 
   const zoom = fitted ? Math.min(1, Math.max(LEAST_ZOOM, width / picture.width)) : viewport.zoom;
   const height = Math.ceil(picture.height * (fitted ? zoom : Math.max(zoom, LEAST_ZOOM)));
-  const clamped = (x: number, at: number): number => Math.max(Math.min(0, width - picture.width * at), Math.min(x, Math.max(0, width - picture.width * at)));
+  const extent = useMemo((): [[number, number], [number, number]] => [[0, 0], [picture.width, picture.height]], [picture]);
+  const clamped = (x: number, at: number): number => Math.min(0, Math.max(x, width - picture.width * at));
   useLayoutEffect(() => {
     if (fitted && width) setViewport((old) => ({ x: clamped(old.x, zoom), y: 0, zoom }));
   }, [fitted, width, picture.width, picture.height, zoom]);
@@ -161,20 +158,26 @@ function Flow(props: Props): ReactNode {
       }}
     >
       <ReactFlow<AnyNode, WireEdge>
+        id={id}
         nodes={nodes}
-        edges={edges}
+        edges={held === null ? edges : edges.filter((edge) => edge.source !== held && edge.target !== held)}
         nodeTypes={NODES}
         edgeTypes={EDGES}
         viewport={viewport}
         onViewportChange={(next) => {
-          setViewport(next);
-          if (next.zoom !== viewport.zoom || next.y !== 0) setFitted(false);
+          const still = fitted && Math.abs(next.zoom - viewport.zoom) < 1e-6; // it pans sideways and no further
+          setViewport(still ? { ...viewport, x: clamped(next.x, viewport.zoom) } : next);
+          if (!still) setFitted(false);
         }}
         onNodesChange={(changes: NodeChange<AnyNode>[]) => setNodes((old) => applyNodeChanges(changes, old))}
         onNodeDragStart={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
-        onNodeDrag={(_, node) => setDrop(dropOf(node))}
+        onNodeDrag={(_, node) => {
+          setHeld(node.id);
+          setDrop(dropOf(node));
+        }}
         onNodeDragStop={(_, node) => {
           setDrop(null);
+          setHeld(null);
           setNodes(wanted);
           onDrop(node.id, dropOf(node));
         }}
@@ -192,7 +195,8 @@ function Flow(props: Props): ReactNode {
         zoomOnScroll={false}
         zoomOnDoubleClick={false}
         preventScrolling={false}
-        nodeDragThreshold={4}
+        nodeDragThreshold={0}
+        translateExtent={extent}
         minZoom={0.4}
         maxZoom={2}
         proOptions={{ hideAttribution: true }}

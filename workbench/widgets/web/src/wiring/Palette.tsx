@@ -61,6 +61,7 @@ export function Palette({ ref, entries, placed, onAdd, onDrag, onLeave }: Props)
   };
   return (
     <div className="wb-palette" role="toolbar" aria-label="Operations to add" ref={place} onKeyDown={key}>
+      <span className="wb-label">Add</span>
       {entries.map((entry, index) => (
         <button
           key={entry.name}

@@ -6,18 +6,12 @@ import { bytes, seconds } from "../format";
 import { type Wire, wirePath } from "./layout";
 import { moveWords } from "./words";
 
-export type WireEdge = Edge<
-  { wire: Wire; from: { x: number; y: number }; to: { x: number; y: number }; stale: boolean },
-  "wire"
->;
+export type WireEdge = Edge<{ wire: Wire; stale: boolean }, "wire">;
 
 // The flow of data between two cards; where it crosses the link, with what it carries.
 export function TransferEdge({ sourceX, sourceY, targetX, targetY, data }: EdgeProps<WireEdge>): ReactNode {
-  const { wire, from, to, stale } = data!;
-  const [first, second] = [sourceX - from.x, targetX - to.x]; // a card that is dragged takes its bus with it
-  const [one, two] = wire.buses;
-  const buses: [number, number] = one === two ? [two + second, two + second] : [one + first, two + second];
-  const path = wirePath({ ...wire, buses }, { x: sourceX, y: sourceY }, { x: targetX, y: targetY });
+  const { wire, stale } = data!;
+  const path = wirePath(wire, { x: sourceX, y: sourceY }, { x: targetX, y: targetY });
   const { move, label } = wire;
   return (
     <>
@@ -25,7 +19,7 @@ export function TransferEdge({ sourceX, sourceY, targetX, targetY, data }: EdgeP
       <path className={`wb-head wb-head-${wire.kind}`} d={`M${targetX} ${targetY}l-7 -3.5v7Z`} />
       {move && label && (
         <EdgeLabelRenderer>
-          <Label move={move} x={label.x + (one === two ? second : (first + second) / 2)} y={label.y} stale={stale} />
+          <Label move={move} x={label.x} y={label.y} stale={stale} />
         </EdgeLabelRenderer>
       )}
     </>

@@ -53,11 +53,11 @@ export function Wiring(): ReactNode {
     const element = find(range, key)?.element;
     return element?.kind === "card" ? element.name : "the fork";
   };
-  const toDevice = (key: string, device: Device): void => {
+  const toDevice = (key: string, device: Device, slot: Slot | null = null): void => {
     const element = find(range, key)?.element;
     if (element?.kind !== "card") return;
     if (element.device === device) return announce(`${element.name} is on the ${deviceName(device)} already.`);
-    talk.edit(act.place(shown, key, device));
+    talk.edit(act.place(shown, key, device, slot));
     announce(`${element.name} moved to the ${deviceName(device)}.`);
   };
   const toSlot = (key: string, slot: Slot | null): void => {
@@ -106,8 +106,8 @@ export function Wiring(): ReactNode {
     const element = find(range, key)?.element;
     if (element?.kind !== "card") return;
     const slot = moved(range, key, at.slot);
-    if (element.device !== at.device) toDevice(key, at.device);
-    if (slot) toSlot(key, slot);
+    if (element.device !== at.device) toDevice(key, at.device, slot);
+    else if (slot) toSlot(key, slot);
   };
   const options = (key: string): void => {
     const card = canvas.current?.boxOf(key);
@@ -122,12 +122,15 @@ export function Wiring(): ReactNode {
     canvas.current?.hint(done ? null : (target ?? null));
     if (done && target) add(entry, target.device, target.slot);
   };
-  const key = (event: KeyboardEvent<HTMLDivElement>, card: string | null): void => {
+  const back = (event: KeyboardEvent): void => {
+    if (event.target instanceof HTMLInputElement) return;
     if (isUndo(event)) talk.send({ do: "undo" });
     else if (isRedo(event)) talk.send({ do: "redo" });
-    else if (card === null || !ownKey(event)) return;
-    else if (!pressed(event, card)) return;
+    else return;
     event.preventDefault();
+  };
+  const key = (event: KeyboardEvent, card: string | null): void => {
+    if (card !== null && ownKey(event) && pressed(event, card)) event.preventDefault();
   };
   const pressed = (event: KeyboardEvent, card: string): boolean => {
     const step = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
@@ -162,7 +165,7 @@ export function Wiring(): ReactNode {
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
   return (
-    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={keep} />}>
+    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={keep} />}>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
       {wiring.fault && (!fault || !picture.callout) && (
         <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={(mend) => talk.send({ do: "mend", id: mend.id })} />
@@ -215,6 +218,10 @@ export function Wiring(): ReactNode {
         onDrag={dragged}
         onLeave={() => active !== null && canvas.current?.focus(active)}
       />
+      <p className="wb-keys">
+        Keys: <kbd>← →</kbd> choose a card, <kbd>↑ ↓</kbd> GPU or CPU, <kbd>Alt ← →</kbd> order, <kbd>Enter</kbd> options,{" "}
+        <kbd>F</kbd> side by side, <kbd>J</kbd> in a row, <kbd>A</kbd> add, <kbd>Del</kbd> remove, <kbd>Ctrl Z</kbd> undo
+      </p>
     </Panel>
   );
 }

@@ -12,8 +12,12 @@ function about(range: number, key: string, change: (found: Found, wiring: Wiring
   };
 }
 
-export function place(range: number, key: string, device: Device): Change {
-  return about(range, key, ({ element }) => ({ do: "place", range, path: element.path, device }));
+// To another device, and with a slot to another place in the order as well.
+export function place(range: number, key: string, device: Device, slot: Slot | null = null): Change {
+  return about(range, key, ({ element }, wiring) => {
+    const to = slot && slotPath(wiring.ranges[range]!, slot);
+    return { do: "place", range, path: element.path, device, ...(to && { to }) };
+  });
 }
 
 export function shift(range: number, key: string, slot: Slot): Change {

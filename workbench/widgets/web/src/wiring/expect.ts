@@ -24,6 +24,7 @@ function change(range: LayerRange, message: Message, wiring: Wiring): void {
     case "place": {
       const card = elementAt(range.chain, message.path);
       if (card?.kind === "card") card.device = message.device;
+      if (message.to) shift(range.chain, message.path, message.to);
       break;
     }
     case "shift":

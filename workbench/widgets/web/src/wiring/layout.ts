@@ -295,7 +295,7 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   const given = { gpu: { first: 0, count: counts.gpu }, cpu: { first: 0, count: counts.cpu } };
   const begin = GUTTER + PORT;
   const [end, scope] = placing.chain(chain, begin, given, null, 0);
-  const right = Math.max(end + PORT, begin + 3 * CARD.width, least - MARGIN);
+  const right = Math.max(end + PORT, begin + 3 * CARD.width, least);
   const lane = (y: number, count: number): Box => ({ x: 0, y, width: right, height: height(count) });
   const lanes = { gpu: lane(gpuTop, counts.gpu), cpu: lane(cpuTop, counts.cpu) };
   const middle = (device: Device): number => lanes[device].y + lanes[device].height / 2;
@@ -321,11 +321,10 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   }
 
   const cause = faultBox(fault, chain, placing.cards);
-  const total = right + MARGIN;
   const bottom = lanes.cpu.y + lanes.cpu.height + (band && below ? band : 0) + MARGIN;
-  const callout = cause && { box: calloutBox(cause, below, lanes, total), at: cause.x + cause.width / 2, below };
+  const callout = cause && { box: calloutBox(cause, below, lanes, right), at: cause.x + cause.width / 2, below };
   return {
-    width: total,
+    width: right,
     height: bottom,
     lanes,
     link: { x: 0, y: linkTop, width: right, height: LINK },

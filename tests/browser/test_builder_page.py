@@ -1,0 +1,324 @@
+"""The pipeline builder on a plain page: mouse, keyboard, faults, themes and readers of screens, without Python.
+
+A stand-in answers as the contract of traits and messages says; what Python answers is tested with the widget.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import Session, browsing
+
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
+
+WEB = Path(__file__).parents[2] / "workbench" / "widgets" / "web"
+AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
+VSLPIPE = ["qkv", "prefill_attention", "decode_attention", "out_proj", "route", "experts", "combine"]
+
+
+class Files(SimpleHTTPRequestHandler):
+    """The folder of the browser side, without a line of log per file."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(WEB)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/dev/index.html"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        yield Session(browser)
+
+
+class Builder:
+    """A page with the builder in one of the stand-in's scenes."""
+
+    def __init__(self, session: Session, address: str, scene: str, theme: str = "light", delay: int = 20) -> None:
+        self.page = session.page
+        self.page.goto(f"{address}?scene={scene}&theme={theme}&delay={delay}")
+        self.page.locator(".wb-canvas").wait_for()
+        self.settled()
+
+    def settled(self) -> None:
+        """Wait until every message is answered and two frames are drawn."""
+        self.page.wait_for_function("fake.state.answered === (fake.sent.at(-1)?.n ?? 0)")
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def sent(self) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = self.page.evaluate("fake.sent")
+        return [message for message in said if message["do"] != "ready"]
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        box = self.page.locator(selector).bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def drag(self, selector: str, to: tuple[float, float]) -> None:
+        self.page.mouse.move(*self.middle(selector))
+        self.page.mouse.down()
+        self.page.mouse.move(*to, steps=6)
+        self.page.mouse.up()
+        self.settled()
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.settled()
+
+    def cards(self) -> dict[str, str]:
+        """Device of every card, from left to right."""
+        script = """[...document.querySelectorAll('[data-card]')]
+            .sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x)
+            .map(card => [card.dataset.card, card.matches('.wb-card-gpu') ? 'gpu' : 'cpu'])"""
+        return dict(self.page.evaluate(script))
+
+    def focused(self) -> str | None:
+        name: str | None = self.page.evaluate("document.activeElement.dataset.card ?? null")
+        return name
+
+
+@pytest.fixture
+def opened(session: Session, address: str) -> Iterator[Any]:
+    """Open a scene; at the end nothing has gone wrong on its page."""
+    yield functools.partial(Builder, session, address)
+    assert (session.errors, session.requests) == ([], [])
+
+
+def test_a_card_dropped_on_the_other_lane_moves_there_and_brings_its_transfers(opened):
+    builder = opened("vslpipe")
+    x, y = builder.middle("[data-card=experts]")
+    builder.drag("[data-card=experts]", (x, builder.middle("[data-card=decode_attention]")[1]))
+    assert builder.sent() == [{"do": "place", "range": 0, "path": [7], "device": "cpu", "n": 2}]
+    assert builder.cards()["experts"] == "cpu"
+    assert builder.page.locator(".wb-transfer").count() == 4
+    builder.drag("[data-card=experts]", (x, y))
+    assert builder.cards()["experts"] == "gpu"
+    assert builder.page.locator(".wb-transfer").count() == 2
+
+
+def test_a_card_dropped_elsewhere_in_its_lane_changes_the_order(opened):
+    builder = opened("vslpipe")
+    x, y = builder.middle("[data-card=qkv]")
+    builder.drag("[data-card=route]", (x - 60, y))
+    assert builder.sent()[-1] == {"do": "shift", "range": 0, "path": [6], "to": [0], "n": 2}
+    assert list(builder.cards())[:2] == ["route", "qkv"]
+
+
+def test_one_drop_on_another_lane_and_place_is_one_message(opened):
+    builder = opened("vslpipe")
+    left, right = builder.middle("[data-card=route]"), builder.middle("[data-card=experts]")
+    low = builder.middle("[data-card=decode_attention]")[1]
+    builder.drag("[data-card=out_proj]", ((left[0] + right[0]) / 2 + 4, low))
+    assert builder.sent() == [{"do": "place", "range": 0, "path": [5], "device": "cpu", "to": [7], "n": 2}]
+    assert list(builder.cards())[3:5] == ["route", "out_proj"]
+
+
+def test_a_pipeline_is_wired_by_mouse_from_an_empty_canvas(opened):
+    builder = opened("empty")
+    for name in VSLPIPE:
+        box = builder.page.locator(".wb-canvas").bounding_box()
+        height = 0.8 if name == "decode_attention" else 0.2
+        builder.drag(f"[data-op={name}]", (box["x"] + box["width"] - 30, box["y"] + box["height"] * height))
+    assert builder.cards() == {name: "cpu" if name == "decode_attention" else "gpu" for name in VSLPIPE}
+    assert builder.page.locator(".wb-transfer").count() == 2
+
+
+def test_a_pipeline_is_wired_by_keyboard_from_an_empty_canvas(opened):
+    builder = opened("empty")
+    builder.page.locator("[data-op=qkv]").focus()
+    for _ in VSLPIPE:
+        builder.press("Enter")
+        builder.press("ArrowRight")
+        if builder.page.evaluate("document.activeElement.dataset.op") == "shared_experts":
+            builder.press("ArrowRight")
+    builder.press("Escape", "Home", "ArrowRight", "ArrowRight")
+    assert builder.focused() == "decode_attention"
+    builder.press("ArrowDown")
+    assert builder.cards() == {name: "cpu" if name == "decode_attention" else "gpu" for name in VSLPIPE}
+    assert builder.focused() == "decode_attention"
+
+
+def test_keys_move_order_fork_join_remove_and_undo(opened):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=route]").focus()
+    builder.press("Alt+ArrowLeft")
+    assert list(builder.cards())[3:5] == ["route", "out_proj"]
+    builder.press("f")
+    assert builder.page.locator(".wb-fork-head").count() == 1
+    builder.press("j")
+    assert builder.page.locator(".wb-fork-head").count() == 0
+    builder.press("Delete")
+    assert "route" not in builder.cards()
+    assert builder.focused() == "out_proj"
+    builder.press("Control+z", "Control+z", "Control+z", "Control+z")
+    assert list(builder.cards()) == VSLPIPE
+    builder.press("Control+Shift+z")
+    assert list(builder.cards())[3:5] == ["route", "out_proj"]
+    said = builder.page.locator(".wb-builder > [role=status]").last.inner_text()
+    assert said.strip() == "route removed."
+
+
+def test_options_open_by_enter_and_give_the_focus_back(opened):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=experts]").focus()
+    builder.press("Enter")
+    builder.page.get_by_label("defer experts").fill("3")
+    builder.settled()
+    assert builder.sent()[-1] == {"do": "option", "range": 0, "path": [7], "name": "defer", "value": 3, "n": 2}
+    builder.press("Escape")
+    assert builder.focused() == "experts"
+    assert "defer 3" in builder.page.locator("[data-card=experts]").inner_text()
+
+
+def test_a_fault_stands_at_its_card_with_a_button_that_mends_it(opened):
+    builder = opened("fault")
+    assert builder.page.locator(".wb-card-faulty").get_attribute("data-card") == "decode_attention"
+    callout = builder.page.locator(".wb-callout")
+    assert "no stage before it writes them" in callout.inner_text()
+    callout.get_by_role("button", name="Put qkv before it").click()
+    builder.settled()
+    assert builder.sent()[-1] == {"do": "mend", "id": 0, "n": 2}
+    assert builder.page.locator(".wb-card-faulty").count() == 0
+
+
+def test_ranges_are_split_shown_and_merged(opened):
+    builder = opened("vslpipe")
+    builder.page.get_by_role("button", name="Split layers").click()
+    builder.page.get_by_label("The second range begins at layer").fill("26")
+    builder.press("Enter")
+    tabs = builder.page.get_by_role("tab")
+    assert tabs.all_inner_texts() == ["layers 0 to 25", "layers 26 to 31"]
+    tabs.nth(1).click()
+    x, _ = builder.middle("[data-card=experts]")
+    builder.drag("[data-card=experts]", (x, builder.middle("[data-card=decode_attention]")[1]))
+    assert builder.sent()[-1] == {"do": "place", "range": 1, "path": [7], "device": "cpu", "n": 3}
+    tabs.nth(0).click()
+    assert builder.cards()["experts"] == "gpu"
+    builder.page.get_by_role("button", name="Merge with next").click()
+    builder.settled()
+    assert tabs.count() == 0
+
+
+def test_what_is_typed_is_sent_and_an_error_names_its_line(opened):
+    builder = opened("vslpipe")
+    builder.page.get_by_label("Code of the pipeline").fill("import os\nlayer = 1")
+    builder.page.locator(".wb-code [role=alert]").wait_for()
+    assert builder.sent()[-1]["text"] == "import os\nlayer = 1"
+    assert builder.page.locator(".wb-code [role=alert]").inner_text().startswith("Line 1. only workbench's own words")
+
+
+def test_a_slider_sends_its_newest_step_and_says_when_it_rests(opened):
+    builder = opened("vslpipe", delay=150)
+    builder.page.get_by_label("KV capacity").first.focus()
+    for _ in range(6):
+        builder.page.keyboard.press("ArrowLeft")
+    builder.page.wait_for_function("fake.sent.at(-1).rest === true && fake.state.answered === fake.sent.at(-1).n")
+    steps = [(message["value"], message["rest"]) for message in builder.sent()]
+    assert steps[-1] == (1, True)
+    assert len(steps) < 6
+    assert builder.page.get_by_label("KV capacity").first.get_attribute("aria-valuetext") == "8 GB"
+
+
+def test_what_cannot_be_chosen_says_its_reason(opened):
+    builder = opened("vslpipe")
+    builder.page.get_by_role("combobox", name="Schedule", exact=True).click()
+    refused = builder.page.get_by_role("option", name="CGOPipe")
+    assert refused.get_attribute("aria-disabled") == "true"
+    assert "prefill_attention is on the GPU" in refused.inner_text()
+    refused.click(force=True)  # it is announced as disabled
+    assert builder.sent() == []
+    builder.press("Home", "ArrowDown", "Enter")
+    assert builder.sent() == [{"do": "set", "name": "schedule", "value": "sequential", "rest": True, "n": 2}]
+
+
+def test_a_run_is_started_paused_and_stopped(opened):
+    builder = opened("vslpipe")
+    for name in ("Start", "Pause", "Resume", "Stop"):
+        builder.page.get_by_role("button", name=name, exact=True).click()
+    builder.page.get_by_text("Stopped").wait_for()
+    assert [message["do"] for message in builder.sent()] == ["start", "pause", "resume", "stop"]
+
+
+def test_a_busy_and_a_dead_kernel_are_told(opened):
+    builder = opened("vslpipe", delay=2500)
+    builder.page.locator("[data-card=qkv]").focus()
+    builder.page.keyboard.press("ArrowDown")
+    assert builder.cards()["qkv"] == "cpu"  # shown ahead of the answer
+    notice = builder.page.locator(".wb-notice")
+    notice.filter(has_text="The kernel is busy").wait_for()
+    notice.wait_for(state="detached")
+    builder.page.evaluate("fake.dead = true; fake.fire('comm_live_update')")
+    notice.filter(has_text="run the cell again").wait_for()
+    builder.page.keyboard.press("ArrowUp")
+    assert builder.cards()["qkv"] == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["SVG", "PNG", "HTML"])
+def test_the_saved_picture_carries_the_code(opened, tmp_path, kind):
+    builder = opened("fork")
+    builder.page.get_by_role("button", name="Save").click()
+    with builder.page.expect_download() as download:
+        builder.page.get_by_role("menuitem", name=kind).click()
+    download.value.save_as(tmp_path / "saved")
+    saved = (tmp_path / "saved").read_bytes()
+    assert b"layer = fetch(weights) | (" in saved
+    assert b"A40, 16 GB of it" in saved
+
+
+@pytest.mark.parametrize("width", [600, 700])
+def test_nothing_is_wider_than_a_narrow_or_enlarged_page(opened, width):
+    """600 pixels of style are also what 200 % zoom leaves of a window of 1,200."""
+    builder = opened("ranges")
+    builder.page.set_viewport_size({"width": width, "height": 900})
+    builder.page.wait_for_timeout(100)
+    assert builder.page.evaluate("document.documentElement.scrollWidth") == width
+    builder.page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: `npm ci` in workbench/widgets/web")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("scene", ["vslpipe", "fork", "ranges", "fault", "over"])
+def test_readers_of_screens_find_nothing_amiss(opened, theme, scene):
+    builder = opened(scene, theme)
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    builder.page.locator(".wb-gauge-value").first.wait_for()
+    if scene == "vslpipe":
+        builder.page.locator("[data-card=experts]").focus()
+        builder.page.keyboard.press("Enter")
+    if scene == "fork":
+        builder.page.get_by_role("combobox", name="Schedule", exact=True).click()
+    builder.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; 0")
+    found = builder.page.evaluate("axe.run(document.getElementById('here')).then(said => said.violations)")
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == [], json.dumps(serious, indent=1)
+
+
+def test_two_views_of_one_builder_follow_each_other_and_part(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate("close_view(); window.close_view = show(); 0")
+    builder.page.evaluate("window.close_second = show(); 0")
+    cards = builder.page.locator("[data-card=experts]")
+    assert cards.count() == 2
+    cards.first.focus()
+    builder.press("ArrowDown")
+    assert cards.evaluate_all("all => all.map(card => card.matches('.wb-card-cpu'))") == [True, True]
+    builder.page.evaluate("close_second()")
+    cards.nth(1).wait_for(state="detached")
+    builder.press("ArrowUp")
+    assert builder.cards()["experts"] == "gpu"
+    ids = builder.page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))
