@@ -1,9 +1,13 @@
 """The compiled simulator gives what Python gives, bit by bit; it is imported late, and is not needed."""
 
 import cProfile
+import importlib
 import math
+import os
 import pstats
 import sys
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,6 +26,8 @@ from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import VSLPipe
 from workbench.schedules.plan import LANES, Task, Turns, places_before, play
 from workbench.simulate import Detail, clock, late_bar, simulate
+from workbench.simulate.kernels import filling
+from workbench.simulate.kernels.order import Order
 from workbench.simulate.loading import PATIENCE, Loader, loader
 from workbench.simulate.tapes import UntraceableError, record
 from workbench.workload import Workload
@@ -93,7 +99,7 @@ def test_a_plan_is_played_as_in_python(kernels, plan, packet, skip):
     prices = np.array([seconds, [0.0] * len(seconds), slowdowns]).T.copy()
     none = np.zeros(0, dtype=np.int64)
     tapes = (np.zeros((0, 4), dtype=np.int64), np.zeros(0), np.zeros((1, 9), dtype=np.int64), none)
-    order = tuple(kernels.Order.of(turns))
+    order = tuple(Order.of(turns))
     given_rows = np.zeros(8)
     kernels.lay_out(
         order, tapes, none, table, none, given_rows, prices, 0.0, 1.0, packet, skip, starts, ends, busy, told, before
@@ -193,21 +199,110 @@ def test_what_no_tape_repeats_is_refused(function):
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
+class Stub:
+    """What a loader imports, with machine code on disk or not, and a process that ends as told instead of compiling."""
+
+    def __init__(self, monkeypatch, *, kept, folder="there", command="exit 0"):
+        self.imported, self.processes, self.loads = list[str](), list[int](), 0
+        self.command = command
+        self.COMPILED = SimpleNamespace(kept=kept, folder=folder, load=self.compile)
+        self.lay_out = self.advance = len
+        self.config = SimpleNamespace(DISABLE_JIT=0)
+        monkeypatch.setattr("importlib.import_module", self.note)
+
+    def note(self, name):
+        self.imported.append(name.rpartition(".")[2])
+        return self
+
+    def compile(self):
+        self.loads += 1
+
+    def begin(self):
+        self.processes.append(os.posix_spawn("/bin/sh", ["sh", "-c", self.command], {}))
+        return self.processes[-1]
+
+
+def asked(late, times):
+    """Ask a loader so often, and wait until its threads have nothing more to do."""
+    for _ in range(times):
+        late.kernels()
+    late._join()
+    for thread in threading.enumerate():
+        if thread.name == "waiting for the simulator":
+            thread.join()
+
+
 def test_a_short_simulation_imports_no_kernels(monkeypatch):
-    imported = list[str]()
+    stub, late = Stub(monkeypatch, kept=True), Loader()
+    asked(late, PATIENCE)
+    assert not stub.imported
+    asked(late, 1)
+    assert late.kernels() is not None
+    assert (stub.imported, stub.loads, stub.processes) == (["numba", "entries"], 1, [])
 
-    def note(name):
-        imported.append(name)
-        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=0))
 
-    monkeypatch.setattr("importlib.import_module", note)
-    late = Loader()
-    for _ in range(PATIENCE):
-        assert late.kernels() is None
-    assert not imported
-    late.kernels()
-    late.load()
-    assert imported == ["numba", "workbench.simulate.compiled"]
+def test_another_process_compiles_what_is_not_on_disk(monkeypatch):
+    stub, late = Stub(monkeypatch, kept=False), Loader()
+    asked(late, PATIENCE + 1)
+    assert (stub.loads, len(stub.processes)) == (0, 1)
+    asked(late, 1)
+    assert late.kernels() is not None
+    assert (stub.loads, len(stub.processes)) == (1, 1)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(stub.processes[0], 0)  # it has been waited for
+
+
+@pytest.mark.parametrize("command", ["exit 1", "kill -9 $$"])
+def test_where_compiling_fails_python_goes_on(monkeypatch, command):
+    stub, late = Stub(monkeypatch, kept=False, command=command), Loader()
+    for _ in range(4):
+        asked(late, PATIENCE + 1)
+    assert late.kernels() is None
+    assert (stub.loads, len(stub.processes)) == (0, 1)
+
+
+def test_what_another_process_has_compiled_is_loaded_though_ours_was_ended(monkeypatch):
+    stub, late = Stub(monkeypatch, kept=False, command="kill -9 $$"), Loader()
+    asked(late, PATIENCE + 1)
+    stub.COMPILED.kept = True
+    asked(late, 1)
+    assert late.kernels() is not None
+
+
+def test_where_nothing_can_be_kept_a_thread_compiles(monkeypatch):
+    stub, late = Stub(monkeypatch, kept=False, folder=None), Loader()
+    asked(late, PATIENCE + 1)
+    assert late.kernels() is not None
+    assert (stub.loads, stub.processes) == (1, [])
+
+
+def test_a_forked_process_begins_anew(monkeypatch):
+    stub, late = Stub(monkeypatch, kept=False), Loader()
+    asked(late, PATIENCE + 1)
+    late._forget()
+    asked(late, PATIENCE + 1)
+    assert len(stub.processes) == 2
+
+
+def test_machine_code_on_disk_is_found_and_not_compiled_again(kernels, capfd):
+    """By a process of its own as well, which says nothing and ends at once."""
+    entries = importlib.import_module("workbench.simulate.kernels.entries")
+    assert entries.COMPILED.kept
+    assert sum(kernel.stats.cache_misses.total() for kernel in (entries.lay_out, entries.advance)) <= 2
+    begin = time.perf_counter()
+    assert os.waitpid(filling.begin(), 0)[1] == 0
+    assert time.perf_counter() - begin < 60
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_edit_of_any_kernel_makes_old_machine_code_worthless(kernels, monkeypatch):
+    compiling = importlib.import_module("workbench.simulate.kernels.compiling")
+    entries = importlib.import_module("workbench.simulate.kernels.entries")
+    (_, signature), *_ = entries.COMPILED._kernels
+    found = compiling._Cache(entries.lay_out.py_func)
+    assert found.has(signature, entries.lay_out.targetctx)
+    monkeypatch.setattr(compiling, "_SOURCES", "edited")
+    assert not compiling._Cache(entries.lay_out.py_func).has(signature, entries.lay_out.targetctx)
 
 
 def test_without_numba_the_simulation_goes_on_in_python(monkeypatch):

@@ -243,7 +243,7 @@ def test_the_next_request_begins_when_one_of_those_that_may_run_is_finished(sche
 
 
 def test_a_preempted_request_counts_again_once_it_runs_again():
-    """Three blocks for two requests of two blocks each: the newer one waits, and nobody else takes its place before it."""
+    """Three blocks for two requests of two blocks each: the newer one waits, and nobody comes before it."""
     iterations, queue = played(wb.ResourceAware(max_running=2), [4, 4, 4], [5, 5, 1], blocks=3)
     assert queue.preemptions == 1
     begun = [request for prefills, _ in who(iterations) for request in prefills]

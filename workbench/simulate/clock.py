@@ -178,7 +178,7 @@ class _Clock:
             bandwidth = self._prepared.scenario.machine.cpu.bandwidth
             self._laying = Laying(kernels, self._plans, self._packet, bandwidth, skip=self.skips)
             if takes(self._prepared):
-                self._stretches = Stretches(kernels, self._laying, self._prepared, skip=self.skips)
+                self._stretches = Stretches(self._laying, self._prepared, skip=self.skips)
         if self._laying is None:
             return self._plans.lay_out(tasks, rows, self._packet, None, self._carried, skip=self.skips)
         return self._laying.lay_out(tasks, rows, self._carried)

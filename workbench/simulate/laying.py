@@ -1,9 +1,8 @@
-"""Plans of one scenario, priced and played by the compiled kernel; see `compiled`."""
+"""Plans of one scenario, priced and played by the compiled kernels; see `workbench.simulate.kernels`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,9 @@ import numpy.typing as npt
 
 from workbench.schedules.plan import LANES, Task
 from workbench.serving.plan_cost import CostGroups, LaidOut, PlanCost
+from workbench.simulate.kernels.fields import DONE, LIMIT, READ
+from workbench.simulate.kernels.order import Order
+from workbench.simulate.loading import Kernels
 from workbench.simulate.tapes import Tape, UntraceableError, record
 from workbench.stages import PartRows, Rows
 
@@ -28,9 +30,9 @@ class _Shape(NamedTuple):
     ----------
     groups : CostGroups
     order : tuple of ndarray
-        See `compiled.Order`.
+        See `kernels.order.Order`.
     table : ndarray (groups, 3) int64
-        See `compiled.lay_out`.
+        See `kernels.layout.lay_out`.
     runs_on : ndarray int64
     sets : list of (part, place)
         Rows that are priced, in the order in which the kernel gets them; empty if each part has the same rows at every
@@ -58,8 +60,8 @@ class _Shape(NamedTuple):
 class Laying:
     """Lays out the plans of one scenario whose lanes share no cores."""
 
-    def __init__(self, compiled: ModuleType, plans: PlanCost, packet: float, bandwidth: float, *, skip: bool) -> None:
-        self._compiled = compiled
+    def __init__(self, kernels: Kernels, plans: PlanCost, packet: float, bandwidth: float, *, skip: bool) -> None:
+        self._kernels = kernels
         self._plans = plans
         self._packet = float(packet)
         self._bandwidth = float(bandwidth)
@@ -88,7 +90,7 @@ class Laying:
         counts = np.array(flat or _NO_ROWS, dtype=np.float64)
         while True:
             tapes = self._tapes
-            missing = self._compiled.lay_out(
+            missing = self._kernels.lay_out(
                 shape.order,
                 tapes.arrays,
                 tapes.first_of,
@@ -122,19 +124,18 @@ class Laying:
     def advance(
         self, tasks: Sequence[Task], parts: int, read: Read, state: Sequence[Any], written: Sequence[Any]
     ) -> None:
-        """Run iterations with these tasks, see `compiled.advance`.
+        """Run iterations with these tasks, see `kernels.stretch.advance`.
 
         `read` gives the bytes of experts for all counts of rows. If no tape repeats it, or a group's price, the
         iteration under way is the last.
         """
-        kernel = self._compiled
         shape = self._plain_shape(tasks)
         reading = self._families.setdefault("reading", len(self._families))
         self._tapes.open(len(self._families))
         _, _, counts, reals, *_ = state
         rows = np.zeros(parts * _COUNTS)
         while True:
-            missing = kernel.advance(
+            missing = self._kernels.advance(
                 shape.order,
                 self._tapes.arrays,
                 self._tapes.first_of,
@@ -155,7 +156,7 @@ class Laying:
             if missing < len(shape.table):
                 self._add(shape, missing, them)
                 if shape.given:
-                    counts[kernel.LIMIT] = counts[kernel.DONE] + 1
+                    counts[LIMIT] = counts[DONE] + 1
                 continue
             every = [count for each in them for count in each]
             try:
@@ -163,8 +164,8 @@ class Laying:
             except UntraceableError:
                 reading = _GIVEN
                 self._reads = False
-                reals[kernel.READ] = read(every)[0]
-                counts[kernel.LIMIT] = counts[kernel.DONE] + 1
+                reals[READ] = read(every)[0]
+                counts[LIMIT] = counts[DONE] + 1
 
     def _plain_shape(self, tasks: Sequence[Task]) -> _Shape:
         groups = self._plans.groups(tasks, ())
@@ -195,7 +196,7 @@ class Laying:
         given = [number for number in range(count) if table[number, 0] == _GIVEN]
         return _Shape(
             groups,
-            tuple(self._compiled.Order.of(groups.turns)),
+            tuple(Order.of(groups.turns)),
             table,
             np.array(groups.runs_on, dtype=np.int64),
             sets,

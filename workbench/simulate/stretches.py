@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from workbench.schedules.base import Schedule, Step
 from workbench.schedules.plan import LANES
 from workbench.serving.iterations import Record, Stretch
 from workbench.serving.prepared import Prepared
+from workbench.simulate.kernels import fields
 from workbench.simulate.laying import Laying
 from workbench.stages import Rows
 
@@ -45,8 +45,7 @@ def takes(prepared: Prepared) -> bool:
 class Stretches:
     """Makes stretches of one run."""
 
-    def __init__(self, compiled: ModuleType, laying: Laying, prepared: Prepared, *, skip: bool) -> None:
-        self._compiled = compiled
+    def __init__(self, laying: Laying, prepared: Prepared, *, skip: bool) -> None:
         self._laying = laying
         self.tasks = prepared.lowering.tasks(Step.MIDDLE)
         self._parts = prepared.lowering.schedule.parts
@@ -70,17 +69,16 @@ class Stretches:
         arrival = math.inf if record.all_there else record.next_arrival
         if arrival <= now or not self._laying.prices_all(self.tasks):
             return None
-        kernel = self._compiled
         state = queue.standing()
         requests = len(state.columns[0])
         running = _longer(state.running, requests)
         preempted = _longer(state.preempted, requests)
         counts = self._counts(queue, state, len(record.seconds))
         reals = self._reals(queue)
-        reals[kernel.NOW] = now
-        reals[kernel.CARRIED] = carried
-        reals[kernel.NEXT_ARRIVAL] = arrival
-        reals[kernel.CONTEXT] = record.context
+        reals[fields.NOW] = now
+        reals[fields.CARRIED] = carried
+        reals[fields.NEXT_ARRIVAL] = arrival
+        reals[fields.CONTEXT] = record.context
         tokens = (record.tokens.first, record.tokens.latest, self._begun)
         busy = np.array([record.busy[lane] for lane in LANES])
         self._laying.advance(
@@ -90,70 +88,67 @@ class Stretches:
             (state.columns, (running, preempted, state.new.copy()), counts, reals, tokens, record.last),
             (self._whole, self._real, busy, self.starts, self.ends, self.before),
         )
-        if not counts[kernel.DONE]:
+        if not counts[fields.DONE]:
             return None
         queue.resume(self._after(state, counts, running, preempted))
         if isinstance(queue, ResourceAwareQueue):
-            queue.due = float(reals[kernel.DUE])
-        stretch = self._stretch(counts, busy, float(reals[kernel.CONTEXT]))
+            queue.due = float(reals[fields.DUE])
+        stretch = self._stretch(counts, busy, float(reals[fields.CONTEXT]))
         record.extend(stretch)
-        return stretch, float(reals[kernel.CARRIED])
+        return stretch, float(reals[fields.CARRIED])
 
     def _counts(self, queue: PagedQueue, state: Standing, number: int) -> Ids:
         """Counts that the kernel takes, before the iteration of this number."""
-        kernel = self._compiled
-        counts = np.zeros(kernel.COUNTS, dtype=np.int64)
-        counts[kernel.RUNNING] = len(state.running)
-        counts[kernel.PREEMPTED] = len(state.preempted)
-        counts[kernel.NEW] = len(state.new)
-        counts[kernel.DECODED] = state.decoded
-        counts[kernel.FREE] = state.free
-        counts[kernel.PREEMPTIONS] = state.preemptions
-        counts[kernel.RECOMPUTED] = state.recomputed
-        counts[kernel.FINISHED] = state.finished
-        counts[kernel.NUMBER] = number
-        counts[kernel.LIMIT] = self._most
-        counts[kernel.BLOCK] = queue.blocks.block_size
-        counts[kernel.TOTAL] = queue.blocks.total
-        counts[kernel.PREFILLS_FIRST] = isinstance(queue, ContinuousQueue)
+        counts = np.zeros(fields.COUNTS, dtype=np.int64)
+        counts[fields.RUNNING] = len(state.running)
+        counts[fields.PREEMPTED] = len(state.preempted)
+        counts[fields.NEW] = len(state.new)
+        counts[fields.DECODED] = state.decoded
+        counts[fields.FREE] = state.free
+        counts[fields.PREEMPTIONS] = state.preemptions
+        counts[fields.RECOMPUTED] = state.recomputed
+        counts[fields.FINISHED] = state.finished
+        counts[fields.NUMBER] = number
+        counts[fields.LIMIT] = self._most
+        counts[fields.BLOCK] = queue.blocks.block_size
+        counts[fields.TOTAL] = queue.blocks.total
+        counts[fields.PREFILLS_FIRST] = isinstance(queue, ContinuousQueue)
         requests = len(state.columns[0])
-        counts[kernel.MOST_RUNNING] = requests if queue.max_running is None else queue.max_running
+        counts[fields.MOST_RUNNING] = requests if queue.max_running is None else queue.max_running
         return counts
 
     def _reals(self, queue: ResourceAwareQueue | ContinuousQueue) -> Seconds:
         """Other numbers that the kernel takes, with those of a queue."""
-        kernel = self._compiled
-        reals: Seconds = np.zeros(kernel.REALS)
-        reals[kernel.BUDGET] = queue.budget
+        reals: Seconds = np.zeros(fields.REALS)
+        reals[fields.BUDGET] = queue.budget
         if isinstance(queue, ResourceAwareQueue):
-            reals[kernel.DUE] = queue.due
-            reals[kernel.PACE] = queue.pace
-            reals[kernel.SHORTEST] = queue.shortest
+            reals[fields.DUE] = queue.due
+            reals[fields.PACE] = queue.pace
+            reals[fields.SHORTEST] = queue.shortest
         return reals
 
     def _after(self, state: Standing, counts: Ids, running: Ids, preempted: Ids) -> Standing:
         """The state of a queue after a stretch."""
-        kernel = self._compiled
-        waiting = (counts[kernel.FRONT] + np.arange(counts[kernel.PREEMPTED])) % len(preempted)
-        first = int(counts[kernel.FIRST_NEW])
+        waiting = (counts[fields.FRONT] + np.arange(counts[fields.PREEMPTED])) % len(preempted)
+        first = int(counts[fields.FIRST_NEW])
         return Standing(
             columns=state.columns,
-            running=running[: int(counts[kernel.RUNNING])],
+            running=running[: int(counts[fields.RUNNING])],
             preempted=preempted[waiting],
-            new=state.new[first : first + int(counts[kernel.NEW])],
-            decoded=int(counts[kernel.DECODED]),
-            free=int(counts[kernel.FREE]),
-            preemptions=int(counts[kernel.PREEMPTIONS]),
-            recomputed=int(counts[kernel.RECOMPUTED]),
-            finished=int(counts[kernel.FINISHED]),
+            new=state.new[first : first + int(counts[fields.NEW])],
+            decoded=int(counts[fields.DECODED]),
+            free=int(counts[fields.FREE]),
+            preemptions=int(counts[fields.PREEMPTIONS]),
+            recomputed=int(counts[fields.RECOMPUTED]),
+            finished=int(counts[fields.FINISHED]),
         )
 
     def _stretch(self, counts: Ids, busy: Seconds, context: float) -> Stretch:
         """The stretch that the kernel has written."""
-        done = int(counts[self._compiled.DONE])
+        done = int(counts[fields.DONE])
         prefill, decode, used, emits, on_time = self._whole[:done].T
         begin, end, taken, expert_bytes = self._real[:done].T
-        request, iteration, before = self._begun[: int(counts[self._compiled.BEGUN])].T.copy()
+        request, iteration, before = self._begun[: int(counts[fields.BEGUN])].T.copy()
         return Stretch(
             begin=begin,
             end=end,

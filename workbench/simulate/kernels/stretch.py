@@ -1,0 +1,217 @@
+"""The kernel that makes iterations one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.schedules.plan import LANES
+from workbench.serving.iterations import NEVER
+from workbench.simulate.kernels.compiling import entry, inner
+from workbench.simulate.kernels.fields import (
+    ADMITTED,
+    BEGUN,
+    CARRIED,
+    CONTEXT,
+    DECODING,
+    DONE,
+    FREE,
+    LIMIT,
+    NEXT_ARRIVAL,
+    NOW,
+    NUMBER,
+    OPEN,
+    READ,
+    RUNNING,
+    TOTAL,
+)
+from workbench.simulate.kernels.layout import lay_out
+from workbench.simulate.kernels.pricing import priced
+from workbench.simulate.kernels.queue import choose, complete, count, goes_on
+
+_LANES = len(LANES)
+_H2D = LANES.index("h2d")
+
+
+@inner
+def _opened(columns: Any, lists: Any, counts: Any, reals: Any, tokens: Any, full: Any, rows: Any) -> Any:
+    """Choose the next batch and write its rows; false if only Python can."""
+    running = lists[0]
+    if reals[NEXT_ARRIVAL] <= reals[NOW] or not goes_on(columns, running, counts):
+        return False
+    if counts[BEGUN] + len(running) > len(tokens[2]):
+        return False
+    counts[DECODING] = choose(columns, lists, counts, reals, full)
+    count(columns, running, counts, counts[DECODING], rows, len(rows) // 8)
+    counts[OPEN] = 1
+    return True
+
+
+@inner
+def _told(running: Any, counts: Any, decodes: Any, end: Any, tokens: Any) -> Any:
+    """Record who got a token, see `_Tokens.add`; return the tokens that continue a stretch."""
+    first, latest, begun = tokens
+    number = counts[NUMBER]
+    on_time = 0
+    for turn in range(2):  # prefills, then decodes
+        for place in range(counts[RUNNING] - counts[ADMITTED], counts[RUNNING]) if turn == 0 else range(decodes):
+            request = running[place]
+            if turn == 1 and latest[request] == number - 1:
+                on_time += 1
+            else:
+                begun[counts[BEGUN], 0] = request
+                begun[counts[BEGUN], 1] = number
+                begun[counts[BEGUN], 2] = latest[request]
+                counts[BEGUN] += 1
+                if latest[request] == NEVER:
+                    first[request] = end
+            latest[request] = number
+    return on_time
+
+
+@inner
+def _executed(reals: Any, told: Any, held_by: Any, busy: Any) -> Any:
+    """Let the time pass that a plan takes, see `_Clock.execute`; return its seconds."""
+    taken = told[0] if told[0] > told[1] else told[1]
+    reals[NOW] += taken
+    late = told[2] - taken
+    reals[CARRIED] = late if late > 0.0 else 0.0
+    held_by[_H2D] -= reals[CARRIED]
+    for lane in range(_LANES):
+        busy[lane] += held_by[lane]
+    return taken
+
+
+@inner
+def _recorded(
+    running: Any,
+    counts: Any,
+    reals: Any,
+    tokens: Any,
+    rows: Any,
+    taken: Any,
+    begin: Any,
+    read: Any,
+    whole: Any,
+    real: Any,
+) -> None:
+    """Record the iteration that has just been executed, see `Record.add`."""
+    prefill = 0.0
+    emits = 0.0
+    context = 0.0
+    for first in range(0, len(rows), 8):
+        prefill += rows[first]
+        context += rows[first + 3]
+        emits += rows[first + 4]
+    reals[CONTEXT] += context
+    whole[0] = int(prefill)
+    whole[1] = counts[DECODING]
+    whole[2] = counts[TOTAL] - counts[FREE]
+    whole[3] = int(emits)
+    whole[4] = _told(running, counts, counts[DECODING], reals[NOW], tokens)
+    real[0] = begin
+    real[1] = reals[NOW]
+    real[2] = taken
+    real[3] = read
+
+
+@entry
+def advance(
+    order: Any,
+    tapes: Any,
+    first_of: Any,
+    groups: Any,
+    runs_on: Any,
+    prices: Any,
+    bandwidth: Any,
+    packet: Any,
+    skip: Any,
+    columns: Any,
+    lists: Any,
+    counts: Any,
+    reals: Any,
+    tokens: Any,
+    last: Any,
+    rows: Any,
+    whole: Any,
+    real: Any,
+    busy: Any,
+    starts: Any,
+    ends: Any,
+    before: Any,
+    reading: Any,
+) -> Any:
+    """Run iterations in the middle of a run until one is due that only Python can make.
+
+    Parameters
+    ----------
+    order, tapes, first_of, groups, runs_on, prices, bandwidth, packet, skip
+        See `lay_out`.
+    columns : tuple of ndarray (requests,) int64
+        Prompt, output, emitted, offset, full at, ends at of `PagedQueue`, and the blocks held.
+    lists : tuple of ndarray int64
+        Running, preempted (a ring) and new requests.
+    counts, reals : ndarray
+        See `fields`.
+    tokens : tuple of ndarray
+        First, latest and begun of `iterations._Tokens`; of each stretch begun: request, iteration, and that before.
+    last : ndarray (requests,) float64
+        Time of each request's last token.
+    rows : ndarray (8 * parts,) float64
+    whole : ndarray (iterations, 5) int64
+        Written: prefill, decode, used blocks, emitted tokens and tokens on time of each iteration.
+    real : ndarray (iterations, 4) float64
+        Written: begin, end, seconds, and bytes of experts of each iteration.
+    starts, ends, before : ndarray (iterations, tasks)
+        Written, see `lay_out`; of one row only if tasks are skipped.
+    reading : int
+        The family of tapes that gives the bytes of experts; -1 if these are given.
+
+    Returns
+    -------
+    int
+        -1, or the group for whose rows no tape holds; after the last group, `reading`.
+    """
+    running = lists[0]
+    full = np.empty(len(running), np.int64)
+    told = np.empty(3)
+    held_by = np.empty(_LANES)
+    read = np.empty(3)
+    values = np.empty(tapes[2][0, 8])
+    while counts[DONE] < counts[LIMIT]:
+        if not counts[OPEN] and not _opened(columns, lists, counts, reals, tokens, full, rows):
+            return -1
+        done = counts[DONE]
+        row = 0 if skip else done
+        missing = lay_out(
+            order,
+            tapes,
+            first_of,
+            groups,
+            runs_on,
+            rows,
+            prices,
+            reals[CARRIED],
+            bandwidth,
+            packet,
+            skip,
+            starts[row],
+            ends[row],
+            held_by,
+            told,
+            before[row],
+        )
+        if missing >= 0:
+            return missing
+        if reading >= 0 and not priced(reading, 0, rows, tapes, first_of, values, read):
+            return len(groups)
+        begin = reals[NOW]
+        taken = _executed(reals, told, held_by, busy)
+        of_experts = read[0] if reading >= 0 else reals[READ]
+        _recorded(running, counts, reals, tokens, rows, taken, begin, of_experts, whole[done], real[done])
+        complete(columns, running, counts, reals[NOW], last)
+        counts[NUMBER] += 1
+        counts[DONE] += 1
+        counts[OPEN] = 0
+    return -1
