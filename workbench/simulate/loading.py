@@ -48,6 +48,15 @@ class Loader:
             self._begin(self._again)
         return self._kernels
 
+    @property
+    def there(self) -> bool:
+        """True if the kernels are loaded."""
+        return self._kernels is not None
+
+    def hasten(self) -> None:
+        """Load the kernels with the next iteration: much is going to be simulated."""
+        self._left = 0
+
     def load(self) -> Kernels | None:
         """The kernels, compiled here if they are not on disk; None where there are none."""
         self._join()

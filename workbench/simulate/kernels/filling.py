@@ -12,8 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-import workbench
-
 _NICE = 10
 """Priority: beside others that compute, a tenth of a core; the lowest, 19, gets next to nothing for minutes."""
 
@@ -26,7 +24,7 @@ def begin() -> int:
     OSError
         If it cannot be started.
     """
-    sources = str(Path(workbench.__file__).parents[1])
+    sources = str(Path(__file__).parents[3])
     path = os.pathsep.join([sources, *filter(None, sys.path)])
     nothing = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
     return os.posix_spawn(

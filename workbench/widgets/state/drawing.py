@@ -11,6 +11,7 @@ from workbench.analysis.explain import explain
 from workbench.core.result import Result
 from workbench.core.timeline import Timeline
 from workbench.schedules import Schedule
+from workbench.simulate.loading import loader
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
 from workbench.widgets.state.figures import Plain, figure, line, memories, tracks
@@ -179,7 +180,7 @@ class Drawing:
         points: dict[tuple[str, str], list[tuple[float, float]]] = {}
         due = time.monotonic() + _PATIENCE
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
-        rounds = ([], schedules) if schedules else ([],)
+        rounds = ([], schedules) if schedules and loader().there else ([],)
         for others in rounds:  # the chosen schedule and the bound are complete before the others begin
             for place in places:
                 if overtaken():

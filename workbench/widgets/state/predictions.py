@@ -18,6 +18,7 @@ from workbench.schedules import Schedule
 from workbench.serving import fits
 from workbench.serving.ledger import Ledger
 from workbench.simulate import simulate, typical_iteration
+from workbench.simulate.loading import loader
 from workbench.widgets.state.settings import Settings
 
 _Answer = TypeVar("_Answer")
@@ -27,8 +28,10 @@ _SOON = 6_000
 """Most iterations of a simulation that is to follow a slider; they take some 0.1 s."""
 _PATIENT = 60_000
 """Most iterations of a simulation at rest; they take some 1 s."""
-_FILLINGS = 12
-"""Number of times that a sample fills the cache at least."""
+_SLOWER = 8
+"""Factor by which a simulation takes longer until its kernels are loaded."""
+_FILLINGS = 8
+"""Number of times that a sample fills the cache at least; then it is within 6 % of all requests."""
 _FEW = 32
 """Pictures and prices that are kept; they are larger, and of the present settings alone."""
 
@@ -43,6 +46,7 @@ class Predictions:
     """Bounds, simulations and what is shown beside them. An answer is a result, or the reason why there is none."""
 
     def __init__(self) -> None:
+        loader().hasten()
         self._scenario = lru_cache(maxsize=64)(_scenario)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
@@ -76,7 +80,10 @@ class Predictions:
         bound = self.bound(settings)
         if isinstance(bound, Refused):
             return settings.requests
-        most = max(_SOON if soon else _PATIENT, _FILLINGS * settings.output_len)
+        most = _SOON if soon else _PATIENT
+        if not loader().there:
+            most //= _SLOWER
+        most = max(most, _FILLINGS * settings.output_len)
         if bound.iterations <= most or len(settings.workload.arrival):
             return settings.requests
         return max(1, round(settings.requests * most / bound.iterations))
