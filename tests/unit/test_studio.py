@@ -86,6 +86,17 @@ def test_a_card_on_the_other_lane_takes_its_transfers_along(desk):
     assert desk.pipeline == PIPELINES["all_gpu"].__class__(PIPELINES["all_gpu"].chain, VSL.fetches)
 
 
+def test_a_card_placed_in_a_slot_of_the_other_lane_is_one_step_of_the_history(desk):
+    names = [card["name"] for card in cards(desk.shown)]
+    out_proj, experts_ = (card["path"] for card in cards(desk.shown) if card["name"] in ("out_proj", "experts"))
+    desk.say("place", range=0, path=out_proj, device="cpu", to=experts_)
+    moved = [(card["name"], card["device"]) for card in cards(desk.shown)]
+    assert moved[moved.index(("out_proj", "cpu")) + 1][0] == "experts"
+    assert desk.shown["wiring"]["undo"] == 1
+    desk.say("undo")
+    assert [card["name"] for card in cards(desk.shown)] == names
+
+
 def test_costs_stand_on_the_cards(desk):
     desk.drawn()
     chain = desk.shown["wiring"]["ranges"][0]["chain"]

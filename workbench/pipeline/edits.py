@@ -42,17 +42,18 @@ class Stored(enum.Enum):
 # ------------------------------------------------------------------------------------------------------------ stages
 
 
-def placed(pipeline: Pipeline, path: Path, device: Place) -> Pipeline:
-    """The stage at a path on a device; on the GPU it defers nothing.
+def placed(pipeline: Pipeline, path: Path, device: Place, to: Path | None = None) -> Pipeline:
+    """The stage at a path on a device, and before what stands in a slot if one is given; on the GPU it defers nothing.
 
     Raises
     ------
     PipelineError
-        If no stage stands there.
+        If no stage stands there, or there is no such slot.
     """
     stage = _stage(pipeline, path)
     defer = stage.defer if device is Place.CPU else 0
-    return _with(pipeline, path, replace(stage, device=device, defer=defer))
+    on_device = replace(stage, device=device, defer=defer)
+    return _with(pipeline, path, on_device) if to is None else _moved(pipeline, path, to, on_device)
 
 
 def shifted(pipeline: Pipeline, path: Path, to: Path) -> Pipeline:
@@ -63,10 +64,7 @@ def shifted(pipeline: Pipeline, path: Path, to: Path) -> Pipeline:
     PipelineError
         If neither stands there, or there is no such slot outside it.
     """
-    element = _card(pipeline, path)
-    gap = Move(Place.CPU)  # keeps the place until the slot is found; settling takes it away with all transfers
-    held = spliced(pipeline.chain, path, 1, (gap,))
-    return _settled(spliced(held, to, 0, (element,)), pipeline.fetches)
+    return _moved(pipeline, path, to, _card(pipeline, path))
 
 
 def added(pipeline: Pipeline, op: Op, device: Place, to: Path) -> Pipeline:
@@ -297,6 +295,13 @@ def _ranges(what: Pipeline | Stack, number: int) -> tuple[LayerRange, ...]:
 def _settled(chain: tuple[Element, ...], fetches: tuple[Streamed, ...]) -> Pipeline:
     """A chain without empty arms, whose `combine` reads every set of experts, with the transfers that it needs."""
     return connected(Pipeline(adding_sets(bare(chain)), fetches))
+
+
+def _moved(pipeline: Pipeline, path: Path, to: Path, element: Element) -> Pipeline:
+    """The pipeline with an element in a slot instead of what stands at a path."""
+    gap = Move(Place.CPU)  # keeps the place until the slot is found; settling takes it away with all transfers
+    held = spliced(pipeline.chain, path, 1, (gap,))
+    return _settled(spliced(held, to, 0, (element,)), pipeline.fetches)
 
 
 def _card(pipeline: Pipeline, path: Path) -> Stage | Fork:

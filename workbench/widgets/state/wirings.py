@@ -368,7 +368,8 @@ def _path(message: Message, name: str = "path") -> Path:
 
 
 def _place(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
-    return placed(pipeline, _path(message), Place(message["device"]))
+    to = _path(message, "to") if "to" in message else None
+    return placed(pipeline, _path(message), Place(message["device"]), to)
 
 
 def _shift(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:

@@ -106,7 +106,7 @@ function range(firstLayer, stop, steps) {
   const made = {
     first: firstLayer, stop, title: stop - firstLayer === 1 ? `layer ${firstLayer}` : `layers ${firstLayer} to ${stop - 1}`, chain: chainOf(steps),
     fetches: [
-      { name: "weights", on: true, label: "all weights", why: "" },
+      { name: "weights", on: true, label: "all weights", why: "", bytes: 2.9e9, seconds: 0.17 },
       { name: "kv", on: false, label: "KV cache", why: "decode_attention is on the CPU and reads the cache there" },
       { name: "experts.weights", on: false, label: "experts' weights only", why: "" },
     ],
@@ -198,8 +198,8 @@ const FIGURES = {
     { name: "CGOPipe", source: "simulated", chosen: false, gen_tok_s: "", of_bound: null, ttft: "", tbt: "", seconds: "", energy: "", limited: "", why: "takes attention on the CPU for every row; prefill_attention is on the GPU" },
   ],
   ledger: [
-    { name: "GPU memory", capacity: "16 GB", over: false, left: "1.1 GB", parts: [{ name: "weight slots", size: "5.9 GB", share: 0.37 }, { name: "resident weights", size: "3.2 GB", share: 0.2 }, { name: "activations", size: "5.8 GB", share: 0.36 }] },
-    { name: "CPU memory", capacity: "265 GB", over: false, left: "101 GB", parts: [{ name: "weights", size: "93.4 GB", share: 0.352 }, { name: "KV cache", size: "70 GB", share: 0.264 }, { name: "buffers", size: "0.6 GB", share: 0.002 }] },
+    { name: "GPU memory", capacity: "16 GB", over: false, left: "1.1 GB free", parts: [{ name: "weight slots", size: "5.9 GB", share: 0.37 }, { name: "resident weights", size: "3.2 GB", share: 0.2 }, { name: "activations", size: "5.8 GB", share: 0.36 }] },
+    { name: "CPU memory", capacity: "265 GB", over: false, left: "101 GB free", parts: [{ name: "weights", size: "93.4 GB", share: 0.352 }, { name: "KV cache", size: "70 GB", share: 0.264 }, { name: "buffers", size: "0.6 GB", share: 0.002 }] },
   ],
   explain: [
     "The link to the GPU limits it: it is busy for 98 % of the time, and each layer streams 2.98 GB of weights.",
@@ -217,7 +217,7 @@ const CURVES = {
     { name: "Sequential, prefetch", kind: "sample", points: kv.map((x) => [x, Math.min(430, 12 * (x / 1e9) ** 0.82)]) },
     { name: "measured", kind: "measured", points: [[8e9, 70], [24e9, 170], [48e9, 290], [70e9, 330]] },
   ],
-  sweep: { x: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "running sequences" }], y: [{ value: "schedule", label: "schedule" }, { value: "", label: "nothing else" }], running: false, why: "" },
+  chosen: "VSLPipe", axis: "kv_capacity", axes: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "Running sequences" }],
 };
 
 function lanesOf() {
@@ -261,7 +261,7 @@ export class FakeModel {
     if (scene === "empty") Object.assign(this.state, { figures: { ...clone(FIGURES), rows: [], explain: [], prices: [], ledger: [] }, variants: [], lanes: { tracks: [], labels: {}, colours: {} }, curves: { ...clone(CURVES), lines: [], at: null } });
     if (scene === "over") this.state.figures.problem = "The KV cache of 70 GB and the weights need 281 GB of CPU memory; the machine has 265 GB.";
     if (scene === "over") Object.assign(this.state.figures, { mends: [{ id: 0, label: "Use 54 GB of KV cache" }] });
-    if (scene === "over") Object.assign(this.state.figures.ledger[1], { over: true, parts: [{ name: "weights", size: "187 GB", share: 0.7 }, { name: "KV cache", size: "94 GB", share: 0.36 }] });
+    if (scene === "over") Object.assign(this.state.figures.ledger[1], { over: true, left: "16 GB too much", parts: [{ name: "weights", size: "187 GB", share: 0.7 }, { name: "KV cache", size: "94 GB", share: 0.36 }] });
     this.draw();
   }
 
@@ -370,8 +370,8 @@ export class FakeModel {
     this.put({ variants: [...this.state.variants, { ...clone(VARIANTS[0]), id, name: "ABCDEFGH"[id], best: [] }] });
   }
   do_unpin(m) { this.put({ variants: this.state.variants.filter((each) => each.id !== m.id) }); }
-  do_sweep() { this.put({ curves: { ...this.state.curves, busy: true, sweep: { ...this.state.curves.sweep, running: true } } }); }
-  do_sweep_stop() { this.put({ curves: { ...this.state.curves, busy: false, sweep: { ...this.state.curves.sweep, running: false } } }); }
+  do_axis(m) { this.put({ curves: { ...this.state.curves, axis: m.name, x: { ...this.state.curves.x, label: this.state.curves.axes.find((each) => each.value === m.name).label } } }); }
+  do_sweep() { this.do_start(); }
   do_start() {
     this.fire("msg:custom", { fresh: true, samples: [] });
     let step = 0;

@@ -64,22 +64,23 @@ function keep(event: KeyboardEvent): void {
   event.stopPropagation();
 }
 
+// The narrow parts stand together where the first of them is named.
 function Parts(): ReactNode {
   const names = useTrait("parts").filter((name) => name in PARTS);
-  const blocks: ReactNode[] = [];
-  for (let at = 0; at < names.length; ) {
-    const name = names[at]!;
-    if (WIDE.includes(name)) {
-      blocks.push(<Part key={name} name={name} />);
-      at += 1;
-      continue;
-    }
-    const end = names.findIndex((each, index) => index > at && WIDE.includes(each));
-    const group = names.slice(at, end < 0 ? names.length : end);
-    blocks.push(<Columns key={`${name} and on`} names={group} />);
-    at += group.length;
-  }
-  return blocks;
+  const narrow = names.filter((name) => !WIDE.includes(name));
+  const first = narrow[0] === undefined ? names.length : names.indexOf(narrow[0]);
+  const wide = names.filter((name) => WIDE.includes(name));
+  return (
+    <>
+      {wide.filter((name) => names.indexOf(name) < first).map((name) => (
+        <Part key={name} name={name} />
+      ))}
+      {narrow.length > 0 && <Columns names={narrow} />}
+      {wide.filter((name) => names.indexOf(name) > first).map((name) => (
+        <Part key={name} name={name} />
+      ))}
+    </>
+  );
 }
 
 // Two columns where there is room; else the parts in their order.

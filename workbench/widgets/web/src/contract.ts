@@ -9,6 +9,7 @@ export interface Option {
   value: number | string;
   most?: number;
   choices?: string[];
+  free?: boolean; // anything may be typed beside the choices
 }
 
 export interface CardElement {
@@ -49,6 +50,8 @@ export interface Fetch {
   on: boolean;
   label: string;
   why: string;
+  bytes?: number | null; // per layer
+  seconds?: number | null;
 }
 
 export interface LayerRange {
@@ -138,13 +141,15 @@ export interface FigureRow {
   energy: string;
   limited: string;
   why: string;
+  preemptions?: string;
+  pending?: boolean;
 }
 
 export interface LedgerRow {
   name: string;
   capacity: string;
   over: boolean;
-  parts: { name: string; size: string; share: number }[];
+  parts: { name: string; size: string; share: number; note?: string }[];
   left: string;
 }
 
@@ -156,6 +161,7 @@ export interface Figures {
   ledger: LedgerRow[];
   explain: string[];
   prices: { what: string; gain: string; then: string }[];
+  pending?: boolean;
 }
 
 export interface Axis {
@@ -168,18 +174,12 @@ export interface Line {
   name: string;
   kind: "bound" | "simulated" | "measured" | "sample";
   points: [number, number][];
+  stale?: boolean; // of the settings before
 }
 
 export interface Field {
   value: string;
   label: string;
-}
-
-export interface Sweep {
-  x: Field[];
-  y: Field[];
-  running: boolean;
-  why: string;
 }
 
 export interface Curves {
@@ -188,7 +188,9 @@ export interface Curves {
   at: number | null;
   lines: Line[];
   busy: boolean;
-  sweep?: Sweep;
+  chosen?: string; // the name of the chosen schedule's line
+  axis?: string; // what the curves are drawn over
+  axes?: Field[];
 }
 
 export interface Lanes {
@@ -245,11 +247,11 @@ export type Message =
   | { do: "cut"; range: number; layer: number }
   | { do: "merge"; range: number }
   | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
-  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "sweep_stop" | "ready" }
-  | { do: "open"; name: string }
+  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "ready" }
+  | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }
-  | { do: "sweep"; x: string; y: string };
+  | { do: "sweep"; x: string; schedules: string[]; points: number };
 
 type Listener = (...given: never[]) => void;
 

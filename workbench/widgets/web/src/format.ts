@@ -39,6 +39,7 @@ export function percent(share: number): string {
 // A number on an axis or under the pointer, in the axis' unit.
 export function amount(value: number, unit: string): string {
   if (unit === "B") return bytes(value);
+  if (unit === "B/s") return `${bytes(value)}/s`;
   if (unit === "s") return seconds(value);
   const plain = Math.abs(value) >= 1e6 ? scaled(value, "", ["", "k", "M", "G", "T"]) : digits(value);
   return unit ? `${plain}${NARROW}${unit}` : plain;

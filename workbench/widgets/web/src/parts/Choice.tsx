@@ -12,10 +12,11 @@ function stay(event: PointerEvent): void {
 interface Props {
   control: Pick<ChoiceControl, "label" | "value" | "options">;
   onChoose: (value: string) => void;
+  inline?: boolean; // the label beside the list
 }
 
 // A list to choose from, in which what cannot be chosen says its reason.
-export function Choice({ control, onChoose }: Props): ReactNode {
+export function Choice({ control, onChoose, inline = false }: Props): ReactNode {
   const { label, value, options } = control;
   const id = useId();
   const place = useRef<HTMLDivElement>(null);
@@ -61,7 +62,7 @@ export function Choice({ control, onChoose }: Props): ReactNode {
     event.preventDefault();
   };
   return (
-    <div className="wb-choice" ref={place}>
+    <div className={inline ? "wb-choice wb-choice-inline" : "wb-choice"} ref={place}>
       <span className="wb-label" id={`${id}label`}>
         {label}
       </span>

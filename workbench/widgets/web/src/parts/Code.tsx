@@ -26,7 +26,7 @@ export function Code(): ReactNode {
   }, [code]);
   useEffect(() => () => clearTimeout(timer.current), []);
 
-  const text = draft ?? code.text;
+  const text = draft ?? code.text.replace(/\n$/, "");
   const type = (typed: string): void => {
     setDraft(typed);
     unread.current = typed;

@@ -1,12 +1,13 @@
-import { useId, useRef, useState, type PointerEvent, type ReactNode } from "react";
+import { useRef, useState, type PointerEvent, type ReactNode } from "react";
 
 import type { Curves as CurvesTrait, Line } from "../contract";
 import { amount } from "../format";
-import { useSend, useTrait, useWidth } from "../hooks";
+import { useBench, useTrait, useWidth } from "../hooks";
 import { Choice } from "./Choice";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
 
+const POINTS = 5; // of a sweep, under each schedule
 const HEIGHT = 250;
 const EDGE = { left: 58, right: 16, top: 12, bottom: 42 };
 
@@ -15,10 +16,29 @@ export function Curves(): ReactNode {
   const curves = useTrait("curves");
   const empty = curves.lines.every((line) => line.points.length === 0);
   return (
-    <Panel title={`${capital(curves.y.label)} by ${curves.x.label}`} name="curves" beside={curves.busy && <span className="wb-sample">computing…</span>}>
-      {empty ? <p className="wb-note">No curve yet: the pipeline that is shown has no figures.</p> : <Chart curves={curves} />}
-      {curves.sweep && <SweepBar sweep={curves.sweep} />}
+    <Panel title={capital(curves.y.label)} name="curves" beside={<Over curves={curves} />}>
+      {!empty && <Chart curves={curves} />}
+      {empty && <p className="wb-note">{curves.busy ? "Computing…" : "No curve: the pipeline that is shown has no figures."}</p>}
+      <Sweep />
     </Panel>
+  );
+}
+
+// What the curves are drawn over.
+function Over({ curves }: { curves: CurvesTrait }): ReactNode {
+  const { talk } = useBench();
+  const { axis, axes, x, busy } = curves;
+  const options = (axes ?? []).map((field) => ({ ...field, why: "" }));
+  const choose = (name: string): void => talk.newest("axis", { do: "axis", name });
+  return (
+    <div className="wb-over">
+      {busy && <span className="wb-sample">computing…</span>}
+      {axis !== undefined && options.length > 1 ? (
+        <Choice inline control={{ label: "over", value: axis, options }} onChoose={choose} />
+      ) : (
+        <span className="wb-sample">over {x.label}</span>
+      )}
+    </div>
   );
 }
 
@@ -43,7 +63,7 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   const shown = near ?? at;
   return (
     <div className="wb-chart" ref={place} onPointerMove={hover} onPointerLeave={() => setNear(null)}>
-      <Legend lines={lines} at={shown} words={shown === null ? "" : amount(shown, unit)} />
+      <Legend curves={curves} at={shown} words={shown === null ? "" : amount(shown, unit)} />
       {width > 0 && (
         <svg width={width} height={HEIGHT} role="img" aria-label={spoken(curves)}>
           {ys.ticks.map((tick) => (
@@ -70,8 +90,8 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
             {y.label}
           </text>
           {shown !== null && <line className="wb-at" x1={xs.at(shown)} x2={xs.at(shown)} y1={EDGE.top} y2={HEIGHT - EDGE.bottom} />}
-          {lines.map((line, index) => (
-            <Drawn key={`${line.name} ${line.kind}`} line={line} tone={tone(lines, index)} xs={xs} ys={ys} at={shown} />
+          {lines.map((line) => (
+            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, line)} xs={xs} ys={ys} at={shown} />
           ))}
         </svg>
       )}
@@ -79,14 +99,22 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   );
 }
 
-// Which of its kind a line is: the first simulated one has the strongest colour.
-function tone(lines: Line[], index: number): number {
-  const kind = (line: Line): string => (line.kind === "sample" ? "simulated" : line.kind);
-  return lines.slice(0, index).filter((line) => kind(line) === kind(lines[index]!)).length % 3;
+// Which colour a line has. One colour per schedule; the bound and what was measured have their own.
+function tone(lines: Line[], line: Line, chosen: string | undefined): number {
+  const names = [...new Set(lines.filter((each) => each.kind === "simulated" || each.kind === "sample").map((each) => each.name))];
+  const others = names.filter((name) => name !== chosen);
+  return line.name === chosen ? 0 : 1 + (Math.max(0, others.indexOf(line.name)) % 5);
 }
 
-function Drawn({ line, tone: number, xs, ys, at }: { line: Line; tone: number; xs: Scale; ys: Scale; at: number | null }): ReactNode {
-  const classes = `wb-line wb-line-${line.kind} wb-tone-${number}`;
+function classesOf(curves: CurvesTrait, line: Line): string {
+  const chosen = curves.chosen ?? curves.lines.find((each) => each.kind === "simulated")?.name;
+  const classes = ["wb-line", `wb-line-${line.kind}`, `wb-tone-${tone(curves.lines, line, chosen)}`];
+  if (line.name === chosen) classes.push("wb-line-chosen");
+  if (line.stale) classes.push("wb-line-stale");
+  return classes.join(" ");
+}
+
+function Drawn({ line, classes, xs, ys, at }: { line: Line; classes: string; xs: Scale; ys: Scale; at: number | null }): ReactNode {
   const sorted = [...line.points].sort((a, b) => a[0] - b[0]);
   const path = sorted.map(([x, y], index) => `${index ? "L" : "M"}${xs.at(x).toFixed(1)} ${ys.at(y).toFixed(1)}`).join("");
   const marked = line.kind === "measured" ? sorted : sorted.filter(([x]) => x === at);
@@ -100,18 +128,23 @@ function Drawn({ line, tone: number, xs, ys, at }: { line: Line; tone: number; x
   );
 }
 
-function Legend({ lines, at, words }: { lines: Line[]; at: number | null; words: string }): ReactNode {
+function keyOf(line: Line): string {
+  return `${line.name} ${line.kind} ${line.stale ?? false}`;
+}
+
+function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null; words: string }): ReactNode {
+  const fresh = curves.lines.filter((line) => !line.stale);
   return (
     <ul className="wb-legend">
-      {lines.map((line, index) => {
+      {(fresh.length ? fresh : curves.lines).map((line) => {
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
-          <li key={`${line.name} ${line.kind}`}>
-            <svg width={22} height={10} aria-hidden="true" className={`wb-line wb-line-${line.kind} wb-tone-${tone(lines, index)}`}>
+          <li key={keyOf(line)}>
+            <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, line)}>
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
-            {line.name === line.kind ? line.name : `${line.name}, ${line.kind === "sample" ? "a sample" : line.kind}`}
+            {line.kind === "bound" || line.kind === "simulated" ? line.name : `${line.name}, ${line.kind === "sample" ? "a sample" : line.kind}`}
             {value !== undefined && <b>{amount(value, "")}</b>}
           </li>
         );
@@ -129,29 +162,39 @@ function spoken({ x, y, lines }: CurvesTrait): string {
   return `${capital(y.label)} over ${x.label}. ${said.join("; ")}`;
 }
 
-function SweepBar({ sweep }: { sweep: NonNullable<CurvesTrait["sweep"]> }): ReactNode {
-  const send = useSend();
-  const id = useId();
-  const [x, setX] = useState(sweep.x[0]?.value ?? "");
-  const [y, setY] = useState(sweep.y[0]?.value ?? "");
-  const options = (fields: typeof sweep.x): { value: string; label: string; why: string }[] => fields.map((field) => ({ ...field, why: "" }));
+// Runs this computer along the axis of the curves, under each schedule that is marked.
+function Sweep(): ReactNode {
+  const { talk } = useBench();
+  const { axis, x } = useTrait("curves");
+  const { state, can } = useTrait("live");
+  const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
+  const [marked, setMarked] = useState<string[] | null>(null);
+  if (axis === undefined || control?.kind !== "choice" || !can) return null;
+  const running = state === "running" || state === "paused";
+  const offered = control.options.filter((option) => !option.why);
+  const schedules = offered.map((option) => option.value).filter((name) => (marked ?? [control.value]).includes(name));
+  const mark = (name: string): void => setMarked(schedules.includes(name) ? schedules.filter((each) => each !== name) : [...schedules, name]);
+  const start = (): void => void talk.send({ do: "sweep", x: axis, schedules, points: POINTS });
   return (
-    <div className="wb-sweep" role="group" aria-labelledby={id}>
-      <p id={id} className="wb-note">
-        Measure points on this computer
-      </p>
-      <Choice control={{ label: "along", value: x, options: options(sweep.x) }} onChoose={setX} />
-      <Choice control={{ label: "for each", value: y, options: options(sweep.y) }} onChoose={setY} />
-      {sweep.running ? (
-        <button type="button" className="wb-button" onClick={() => send({ do: "sweep_stop" })}>
-          Stop the sweep
+    <fieldset className="wb-sweep">
+      <legend>
+        Measure {POINTS} points over {x.label} with
+      </legend>
+      {offered.map((option) => (
+        <label key={option.value} className="wb-flag">
+          <input type="checkbox" checked={schedules.includes(option.value)} disabled={running} onChange={() => mark(option.value)} />
+          {option.label}
+        </label>
+      ))}
+      {running ? (
+        <button type="button" className="wb-button" onClick={() => void talk.send({ do: "stop" })}>
+          Stop
         </button>
       ) : (
-        <button type="button" className="wb-button" disabled={sweep.why !== ""} onClick={() => send({ do: "sweep", x, y })}>
-          Sweep
+        <button type="button" className="wb-button" disabled={schedules.length === 0} onClick={start}>
+          Measure
         </button>
       )}
-      {sweep.why && <p className="wb-note">{sweep.why}</p>}
-    </div>
+    </fieldset>
   );
 }

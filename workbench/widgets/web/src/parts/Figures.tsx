@@ -1,32 +1,36 @@
 import type { ReactNode } from "react";
 
 import type { FigureRow } from "../contract";
-import { useSend, useTrait } from "../hooks";
+import { useBench, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
 
-type Column = "ttft" | "tbt" | "seconds" | "energy";
+type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
 const COLUMNS: [Column, string, string][] = [
   ["ttft", "TTFT", "time to the first token"],
   ["tbt", "TBT", "time between tokens"],
   ["seconds", "Takes", "time until the last request is served"],
   ["energy", "Energy", "energy per output token"],
+  ["preemptions", "Preempted", "sequences that lost their KV cache and were computed again"],
 ];
 
 export function Figures(): ReactNode {
-  const { problem, mends, sample, rows, ledger } = useTrait("figures");
+  const { problem, mends, sample, rows, ledger, pending } = useTrait("figures");
   const send = useSend();
+  const refused = rows.filter((row) => row.why && !row.chosen);
+  const shown = rows.filter((row) => !refused.includes(row));
   const columns = COLUMNS.filter(([name]) => rows.some((row) => row[name]));
-  const main = rows.find((row) => row.chosen && row.source === "simulated" && !row.why) ?? rows.find((row) => row.chosen && !row.why);
+  const known = rows.filter((row) => row.chosen && !row.why && !row.pending);
+  const main = known.find((row) => row.source === "simulated") ?? known[0];
   return (
-    <Panel title="Figures" name="figures" beside={sample && <span className="wb-sample">{sample}</span>}>
+    <Panel title="Figures" name="figures" beside={<span className="wb-sample">{[sample, pending && "computing…"].filter(Boolean).join(", ")}</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
-      {!problem && rows.length === 0 && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
+      {!problem && !pending && rows.length === 0 && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} />}
-      {rows.length > 0 && (
+      {shown.length > 0 && (
         <div className="wb-scroll" tabIndex={0} role="region" aria-label="Figures of every schedule">
           <table className="wb-table">
             <thead>
@@ -37,17 +41,32 @@ export function Figures(): ReactNode {
                 </th>
                 <th scope="col">of bound</th>
                 {columns.map(([name, label, title]) => (
-                  <th key={name} scope="col">
+                  <th key={name} scope="col" className={`wb-col-${name}`}>
                     <abbr title={title}>{label}</abbr>
                   </th>
                 ))}
               </tr>
             </thead>
-            {rows.map((row) => (
+            {shown.map((row) => (
               <Row key={`${row.name} ${row.source}`} row={row} columns={columns} />
             ))}
           </table>
         </div>
+      )}
+      {refused.length > 0 && (
+        <details className="wb-refused">
+          <summary>
+            {refused.length === 1 ? "1 schedule does" : `${refused.length} schedules do`} not take this pipeline
+          </summary>
+          <dl>
+            {refused.map((row) => (
+              <div key={row.name}>
+                <dt>{row.name}</dt>
+                <dd>{row.why}</dd>
+              </div>
+            ))}
+          </dl>
+        </details>
       )}
       <Ledger rows={ledger} />
     </Panel>
@@ -63,7 +82,7 @@ function Reading({ row }: { row: FigureRow }): ReactNode {
       </p>
       <p className="wb-reading-of">
         {row.name}, {row.source}
-        {row.of_bound !== null && `, ${percent(row.of_bound)} of the bound`}
+        {typeof row.of_bound === "number" && `, ${percent(row.of_bound)} of the bound`}
       </p>
       {row.limited && <p className="wb-reading-why">Limited by {row.limited}</p>}
     </div>
@@ -71,27 +90,37 @@ function Reading({ row }: { row: FigureRow }): ReactNode {
 }
 
 function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): ReactNode {
-  const words = [row.source, row.why || (row.limited && `limited by ${row.limited}`)].filter(Boolean).join(", ");
-  const name = (
-    <th scope="row">
-      <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
-      {row.name}
-    </th>
-  );
+  const source = row.source === row.name ? "" : row.source;
+  const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
   return (
     <tbody className={row.chosen ? "wb-chosen" : ""}>
       <tr className={row.why ? "wb-off" : ""}>
-        {name}
+        <th scope="row">
+          <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
+          <Name row={row} />
+        </th>
         <td className="wb-main">{row.gen_tok_s || "–"}</td>
-        <td>{row.of_bound === null ? "–" : <Share of={row.of_bound} />}</td>
+        <td>{typeof row.of_bound === "number" ? <Share of={row.of_bound} /> : "–"}</td>
         {columns.map(([column]) => (
-          <td key={column}>{row[column] || "–"}</td>
+          <td key={column} className={`wb-col-${column}`}>{row[column] || "–"}</td>
         ))}
       </tr>
       <tr className="wb-row-words">
-        <td colSpan={columns.length + 3}>{words}</td>
+        <td colSpan={columns.length + 3}>{[source, about].filter(Boolean).join(", ")}</td>
       </tr>
     </tbody>
+  );
+}
+
+// A schedule that can be chosen is a button.
+function Name({ row }: { row: FigureRow }): ReactNode {
+  const { talk } = useBench();
+  if (row.chosen || row.why || row.source === "bound") return row.name;
+  const choose = (): void => talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
+  return (
+    <button type="button" className="wb-choose" title={`Choose ${row.name}`} onClick={choose}>
+      {row.name}
+    </button>
   );
 }
 

@@ -20,17 +20,16 @@ function Memory({ row }: { row: LedgerRow }): ReactNode {
     <figure className={over ? "wb-memory wb-memory-over" : "wb-memory"}>
       <figcaption>
         <b>{name}</b> <span>{capacity}</span>
-        <em>{over ? "does not fit" : left && `${left} left`}</em>
+        <em>{left}</em>
       </figcaption>
       <div className="wb-memory-bar" aria-hidden="true">
         {parts.map((part, index) => (
           <i key={part.name} className={`wb-shade-${index % 6}`} style={{ width: `${(100 * part.share) / total}%` }} />
         ))}
-        {total > 1 && <u style={{ left: `${100 / total}%` }} />}
       </div>
       <ul>
         {parts.map((part, index) => (
-          <li key={part.name}>
+          <li key={part.name} title={part.note}>
             <i className={`wb-shade-${index % 6}`} aria-hidden="true" />
             {part.name} <b>{part.size}</b>
           </li>

@@ -21,7 +21,8 @@ function chosen(options: Option[]): string[] {
 
 export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNode>): ReactNode {
   const { element, active, faulty, stale } = data;
-  const marks = [...(element.rows === "all" ? [] : [element.rows]), ...chosen(element.options)];
+  const rows = element.rows === "all" || element.name.includes(element.rows) ? [] : [element.rows];
+  const marks = [...rows, ...chosen(element.options)];
   const classes = ["wb-card", `wb-card-${element.device}`];
   if (faulty) classes.push("wb-card-faulty");
   if (dragging) classes.push("wb-card-dragged");

@@ -1,4 +1,4 @@
-import { useEffect, useRef, type ReactNode } from "react";
+import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import type { CardElement, Device, Option } from "../contract";
 import { useLeave } from "../hooks";
@@ -69,12 +69,34 @@ export function Options({ card, next, at, onOption, onPlace, onStep, onFork, onR
   );
 }
 
+// A text that is taken when Enter is pressed or the field is left.
+function FreeText({ option, onOption }: { option: Option; onOption: Props["onOption"] }): ReactNode {
+  const [typed, setTyped] = useState(String(option.value));
+  useEffect(() => setTyped(String(option.value)), [option.value]);
+  const take = (): void => {
+    if (typed.trim() && typed !== String(option.value)) onOption(option.name, typed.trim());
+  };
+  return (
+    <input
+      type="text"
+      spellCheck={false}
+      value={typed}
+      placeholder="all, :32 or ~:32"
+      onChange={(event) => setTyped(event.target.value)}
+      onBlur={take}
+      onKeyDown={(event) => event.key === "Enter" && take()}
+    />
+  );
+}
+
 function OptionField({ option, onOption }: { option: Option; onOption: Props["onOption"] }): ReactNode {
   const label = option.label ?? LABELS[option.name] ?? option.name;
   return (
     <label className="wb-option">
       <span>{label}</span>
-      {option.choices ? (
+      {option.free ? (
+        <FreeText option={option} onOption={onOption} />
+      ) : option.choices ? (
         <select value={option.value} onChange={(event) => onOption(option.name, event.target.value)}>
           {option.choices.map((choice) => (
             <option key={choice} value={choice}>

@@ -1,6 +1,7 @@
 import { useRef, useState, type ReactNode } from "react";
 
 import type { LayerRange, Wiring } from "../contract";
+import { bytes as formatted } from "../format";
 import { useBench, useLeave, useSend } from "../hooks";
 import { fetch } from "./actions";
 import { layout } from "./layout";
@@ -133,10 +134,11 @@ function Fetches({ range, index }: { range: LayerRange; index: number }): ReactN
   return (
     <fieldset className="wb-fetches">
       <legend>Streamed to the GPU</legend>
-      {range.fetches.map(({ name, on, label, why }) => (
+      {range.fetches.map(({ name, on, label, why, bytes }) => (
         <label key={name} className={why && !on ? "wb-off" : ""} title={why}>
           <input type="checkbox" checked={on} disabled={Boolean(why) && !on} onChange={() => talk.edit(fetch(index, name, !on))} />
           {label}
+          {on && bytes != null && <small>{formatted(bytes)} per layer</small>}
           {why && !on && <span className="wb-unseen">, not possible: {why}</span>}
         </label>
       ))}

@@ -228,7 +228,7 @@ export function Wiring(): ReactNode {
 
 // The key that the next card of this name will have.
 function nextKey(chain: Parameters<typeof cardsOf>[0], name: string): string {
-  const times = cardsOf(chain).filter((card) => card.name === name && card.rows === "all").length;
+  const times = cardsOf(chain).filter((card) => card.name === name).length;
   return times ? `${name}#${times}` : name;
 }
 

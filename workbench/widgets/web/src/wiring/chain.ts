@@ -1,5 +1,5 @@
 // Elements of a range are found by path in what Python sent, and by key in what the user sees.
-// A key stays the same while its card moves: the operation's name, its rows, and a number where both occur again.
+// A key stays the same while its card moves: the operation's name, and a number where it occurs again.
 
 import type { CardElement, Device, Element, ForkElement, LayerRange, Path } from "../contract";
 
@@ -36,10 +36,9 @@ export function keysOf(chain: Element[]): Map<Place, string> {
   const seen = new Map<string, number>();
   const visit = (element: Element): void => {
     if (element.kind === "card") {
-      const name = element.rows === "all" ? element.name : `${element.name}@${element.rows}`;
-      const times = seen.get(name) ?? 0;
-      seen.set(name, times + 1);
-      keys.set(element, times ? `${name}#${times}` : name);
+      const times = seen.get(element.name) ?? 0;
+      seen.set(element.name, times + 1);
+      keys.set(element, times ? `${element.name}#${times}` : element.name);
     } else if (element.kind === "fork") {
       element.arms.forEach((arm) => arm.forEach(visit));
       const [first] = cardsOf([element]);

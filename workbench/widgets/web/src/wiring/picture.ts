@@ -93,9 +93,9 @@ function wires(picture: Layout, colours: Colours): string[] {
     if (!move || !label) return [];
     const what = `${move.target === "gpu" ? "↑" : "↓"} ${move.carries || "nothing"}`;
     const cost = [move.bytes === null ? "" : bytes(move.bytes), move.seconds === null ? "" : seconds(move.seconds)];
-    const width = Math.min(142, Math.max(70, 7 * Math.max(what.length, cost.join(" · ").length) + 12));
+    const width = Math.min(162, Math.max(70, 7 * Math.max(what.length, cost.join(" · ").length) + 12));
     const box = rect({ x: label.x - width / 2, y: label.y - 18, width, height: 36 }, colours.raised, colours.ink3, 6);
-    const first = text(label.x, label.y - 3, clipped(what, 20), colours.ink, 11, "middle", 600);
+    const first = text(label.x, label.y - 3, clipped(what, 23), colours.ink, 11, "middle", 600);
     return [box + first + text(label.x, label.y + 11, cost.filter(Boolean).join(" · "), colours.ink2, 11, "middle")];
   });
   return [...lines, ...labels];
@@ -106,7 +106,7 @@ function cardPicture({ element, box }: Layout["cards"][number], colours: Colours
   const device = colours[element.device];
   const share = Math.min(1, element.share ?? 0);
   const stored = element.weights ? `${bytes(element.weights)} ${storedWord(element).split(" ")[0]}` : "no weights";
-  const name = element.rows === "all" ? element.name : `${element.name} (${element.rows})`;
+  const name = element.rows === "all" || element.name.includes(element.rows) ? element.name : `${element.name} (${element.rows})`;
   return [
     rect(box, colours.raised, colours.line, 7),
     `<path d="M${x + 3} ${y + 1}v${CARD.height - 2}" stroke="${device}" stroke-width="3"/>`,

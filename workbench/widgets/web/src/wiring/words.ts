@@ -19,7 +19,7 @@ export function storedWord(card: CardElement): string {
 export function cardWords(card: CardElement): string {
   const on = NAMES[card.device];
   const said = [`${card.name} on the ${on}`];
-  if (card.rows !== "all") said.push(`${card.rows} rows`);
+  if (card.rows !== "all" && !card.name.includes(card.rows)) said.push(`${card.rows} rows`);
   if (card.seconds !== null) said.push(seconds(card.seconds));
   if (card.share !== null) said.push(`${percent(card.share)} of the ${on}'s time`);
   if (card.weights) said.push(`weights ${bytes(card.weights)}${card.stored && ` ${storedWord(card)}`}`);
