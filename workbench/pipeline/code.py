@@ -270,16 +270,17 @@ class _Cell:
                 yield from (base, base.prefill, base.decode)
 
     def _subset(self, subset: ExpertSet) -> str:
-        for key, value in self._given.items():
-            if value == subset:
-                return key
+        """A set as it stands in the brackets behind `experts`."""
+        given = {value: key for key, value in self._given.items() if isinstance(value, ExpertSet)} | self._sets
+        if subset in given:
+            return given[subset]
+        if ~subset in given:
+            return f"~{given[~subset]}"
         base = ~subset if subset.rest else subset
-        name = next((key for key, value in self._given.items() if value == base), self._sets.get(base))
         bounds = _SLICE.fullmatch(base.name)
-        if name is None and bounds and base not in self._inverted and _of_bounds(bounds) == subset:
+        if bounds and base not in self._inverted and _of_bounds(bounds) == subset:
             return base.name
-        if name is None:
-            name = self._sets[base] = self._new_name(base.name, "experts")
+        name = self._sets[base] = self._new_name(base.name, "experts")
         return f"~{name}" if subset.rest else name
 
     def _definition(self, subset: ExpertSet) -> _Group:

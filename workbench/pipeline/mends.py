@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.pipeline.algebra import Pipeline, cpu, gpu
+from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
 from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, bracketed, element_at, located
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, bracketed, element_at, located, spliced
 from workbench.pipeline.layer_graph import layer_graph
-from workbench.pipeline.transfers import connected, surveyed
+from workbench.pipeline.transfers import bare, connected, surveyed
 from workbench.pipeline.walk import written
 from workbench.stages import (
     BUILT_IN,
@@ -171,6 +171,11 @@ def _side_by_side(arms: list[Pipeline], path: Path) -> Pipeline:
 
 def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iterator[Mend]:
     """Edits that may mend a fault, the best first."""
+    alike = _set_named_twice(pipeline)
+    if alike is not None:
+        without = bare(spliced(pipeline.chain, alike, 1, ()))
+        yield Mend(f"Remove the second {_op(pipeline, alike)}", Pipeline(without, pipeline.fetches))
+        return
     keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
@@ -183,6 +188,15 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
         yield from _with_fewer_transfers(pipeline)
     else:
         yield from _at(pipeline, refusal.error, refusal.error.path, known)
+
+
+def _set_named_twice(pipeline: Pipeline) -> Path | None:
+    """Place of a set of experts that has the name of another one before it, with which nothing can be wired."""
+    try:
+        adding_sets(pipeline.chain)
+    except PipelineError as error:
+        return error.path
+    return None
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:
