@@ -49,6 +49,7 @@ from workbench.serving.task_cost import profile_shape
 from workbench.simulate import simulate
 from workbench.stages import (
     ExpertSet,
+    Move,
     Op,
     Place,
     Precision,
@@ -63,6 +64,7 @@ from workbench.stages import (
     prefill_attention,
     qkv,
     route,
+    shared_experts,
     weights,
 )
 from workbench.workload import UNIFORM, Frequencies, Routing, Workload
@@ -366,6 +368,40 @@ def every_wiring() -> Iterator[Pipeline]:
             with suppress(PipelineError):  # it streams nothing, or a transfer moves nothing
                 resolve(whole)
                 yield whole
+
+
+HOT = ExpertSet("hot experts", ((0, 3), (1, 2)))
+ANY_OPS = (
+    *(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine, shared_experts, OWN),
+    *(experts.prefill, experts.decode, experts[:2], experts[HOT], experts[~HOT].decode),
+)
+ANY_FETCHES = (weights, kv, *(op.weights for op in (experts, qkv, OWN, experts[:2], experts.decode)), experts.chosen)
+
+
+@st.composite
+def any_chains(draw: st.DrawFn, depth: int = 2) -> tuple[Element, ...]:
+    """Stages, moves and forks in any order, of which most are no layer and many are refused by the algebra."""
+    found: list[Element] = []
+    for _ in range(draw(st.integers(1, 6 if depth == 2 else 3))):
+        kind = draw(st.integers(0, 9))
+        if kind == 0 and depth:
+            arms = draw(st.lists(any_chains(depth - 1), min_size=2, max_size=3))
+            arms = [arm for arm in arms if not (len(arm) == 1 and isinstance(arm[0], Fork))]
+            found += [Fork(tuple(arms))] if len(arms) > 1 else []
+        elif kind == 1:
+            found.append(Move(draw(st.sampled_from(Place))))
+        else:
+            op, device = draw(st.sampled_from(ANY_OPS)), draw(st.sampled_from(Place))
+            deferred = draw(st.integers(0, 2)) if op is experts and device is Place.CPU else 0
+            found.append(Stage(op, device, deferred, draw(st.integers(0, 1)) if op is experts else 0))
+    return tuple(found) or (Stage(qkv, Place.GPU),)
+
+
+@st.composite
+def any_wirings(draw: st.DrawFn) -> Pipeline:
+    """Pipelines as an unpractised hand wires them; see `any_chains`."""
+    items = draw(st.lists(st.sampled_from(ANY_FETCHES), max_size=3)) if draw(st.booleans()) else []
+    return Pipeline(adding_sets(draw(any_chains())), fetch(*items).fetches)
 
 
 PLACES = st.sampled_from(WeightPlace)

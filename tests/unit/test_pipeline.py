@@ -248,3 +248,30 @@ def test_a_layer_that_finds_the_stream_where_the_last_one_wrote_it_needs_it_ther
     resolved = resolve(layer >> load)
     assert resolved.enters == resolved.leaves == frozenset(Place)
     assert all(("x", rows) not in resolved.carries[0][1] for rows in RowClass)
+
+
+def test_an_arm_that_writes_the_residual_stream_again_leaves_it_where_it_wrote_it():
+    """Also where the same arm of the layer before wrote it last: the transfer behind the fork is needed in each."""
+    beside = Op("beside", ("h",), ("aside",))
+    out = Op("out", ("attn",), ("aside_too",))
+    arms = gpu(experts, combine) | cpu(beside)
+    layer = cpu(qkv, attention, out, route) >> load >> arms >> offload
+    assert carried(layer)[1] == "x@prefill x@decode"
+
+
+@pytest.mark.parametrize(
+    "layer, path",
+    [
+        (lambda: gpu(qkv) >> offload >> cpu(decode_attention) >> gpu(out_proj), (3,)),
+        (lambda: gpu(qkv) >> (gpu(decode_attention) | cpu(prefill_attention)), (1, 1, 0)),
+        (lambda: resolve(gpu(qkv, attention, out_proj) >> offload >> load >> gpu(moe)), (4,)),
+        (lambda: resolve(gpu(qkv, attention, attention)), (4,)),
+        (lambda: resolve(fetch(kv) | cpu(qkv, attention)), (2,)),
+        (lambda: resolve(gpu(qkv, prefill_attention, out_proj)), None),
+        (lambda: gpu(qkv) >> gpu(route) >> (gpu(experts) | gpu(route)) >> gpu(combine), (2,)),
+    ],
+)
+def test_an_error_tells_the_place_of_the_element_that_causes_it(layer, path):
+    with pytest.raises(PipelineError) as refused:
+        layer()
+    assert refused.value.path == path

@@ -161,7 +161,7 @@ load = Pipeline((Move(Place.GPU),))
 
 def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pipeline:
     flat = list(flatten(ops))
-    for op in flat:
+    for index, op in enumerate(flat):
         if not isinstance(op, Op):
             raise PipelineError(
                 f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
@@ -169,7 +169,8 @@ def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pip
         if op in (embed, head):
             raise PipelineError(
                 f"{device.value}({op}) cannot be placed: embedding and head stand around the layers, on the GPU; leave "
-                "it out."
+                "it out.",
+                (index,),
             )
     for name, count in (("defer", defer), ("skip", skip)):
         if not is_whole(count) or count < 0 or (count and experts not in flat):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline
-from workbench.pipeline.elements import Element, Fork
+from workbench.pipeline.elements import Element, Fork, bracketed
 from workbench.pipeline.parsing import PIPELINE_WORDS, STAGE_WORDS, WORDS
 from workbench.pipeline.stack import Stack
 from workbench.stages import (
@@ -195,20 +195,17 @@ class _Cell:
         return _chained("(", items, " >> ", ")") if items else f"{self._word('Pipeline')}()"
 
     def _items(self, chain: tuple[Element, ...]) -> tuple[_Text, ...]:
-        """The elements of a chain; neighbours on one device share their brackets unless they have options."""
+        """The pieces of a chain."""
         items: list[_Text] = []
-        run: list[Stage] = []
-        for element in chain:
-            if run and not _shares_brackets(run[-1], element):
-                items.append(self._placed(run))
-                run = []
-            if isinstance(element, Stage):
-                run.append(element)
-            elif isinstance(element, Move):
-                items.append(self._word(str(element)))
+        for piece in bracketed(chain):
+            first = piece[0]
+            if isinstance(first, Fork):
+                items.append(self._fork(first))
+            elif isinstance(first, Move):
+                items.append(self._word(str(first)))
             else:
-                items.append(self._fork(element))
-        return tuple([*items, self._placed(run)] if run else items)
+                items.append(self._placed([element for element in piece if isinstance(element, Stage)]))
+        return tuple(items)
 
     def _fork(self, fork: Fork) -> _Text:
         arms: list[_Text] = []
@@ -273,16 +270,17 @@ class _Cell:
                 yield from (base, base.prefill, base.decode)
 
     def _subset(self, subset: ExpertSet) -> str:
-        for key, value in self._given.items():
-            if value == subset:
-                return key
+        """A set as it stands in the brackets behind `experts`."""
+        given = {value: key for key, value in self._given.items() if isinstance(value, ExpertSet)} | self._sets
+        if subset in given:
+            return given[subset]
+        if ~subset in given:
+            return f"~{given[~subset]}"
         base = ~subset if subset.rest else subset
-        name = next((key for key, value in self._given.items() if value == base), self._sets.get(base))
         bounds = _SLICE.fullmatch(base.name)
-        if name is None and bounds and base not in self._inverted and _of_bounds(bounds) == subset:
+        if bounds and base not in self._inverted and _of_bounds(bounds) == subset:
             return base.name
-        if name is None:
-            name = self._sets[base] = self._new_name(base.name, "experts")
+        name = self._sets[base] = self._new_name(base.name, "experts")
         return f"~{name}" if subset.rest else name
 
     def _definition(self, subset: ExpertSet) -> _Group:
@@ -303,12 +301,6 @@ class _Cell:
         free = next(each for each in tries if each not in self._taken)
         self._taken.add(free)
         return free
-
-
-def _shares_brackets(before: Stage, element: Element) -> bool:
-    if not isinstance(element, Stage) or element.device is not before.device:
-        return False
-    return not (before.options or element.options)
 
 
 def _behind(text: _Text, suffix: str) -> _Text:

@@ -82,14 +82,24 @@ def _words(chain: tuple[Element, ...]) -> str:
     return " >> ".join(spelled(chain)) or "an empty chain"
 
 
-def spelled(chain: tuple[Element, ...]) -> list[str]:
-    """The elements of a chain as a user would write them; neighbours on one device share their brackets."""
-    words: list[str] = []
+def bracketed(chain: tuple[Element, ...]) -> list[tuple[Element, ...]]:
+    """The chain in pieces as a user would write it: neighbours on one device share brackets, except with options."""
+    pieces: list[tuple[Element, ...]] = []
     device = None
     for element in chain:
-        if isinstance(element, Stage) and element.device is device and not element.options:
-            words[-1] = f"{words[-1][:-1]}, {element.op.name})"
+        here = element.device if isinstance(element, Stage) and not element.options else None
+        if here is not None and here is device:
+            pieces[-1] = (*pieces[-1], element)
         else:
-            words.append(str(element))
-        device = element.device if isinstance(element, Stage) and not element.options else None
+            pieces.append((element,))
+        device = here
+    return pieces
+
+
+def spelled(chain: tuple[Element, ...]) -> list[str]:
+    """The pieces of a chain as a user would write them; see `bracketed`."""
+    words: list[str] = []
+    for first, *others in bracketed(chain):
+        names = [element.op.name for element in others if isinstance(element, Stage)]
+        words.append(f"{', '.join([str(first)[:-1], *names])})" if names else str(first))
     return words

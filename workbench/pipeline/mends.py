@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.pipeline.algebra import Pipeline, cpu, gpu
+from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
 from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, bracketed, element_at, located, spliced
 from workbench.pipeline.layer_graph import layer_graph
-from workbench.pipeline.transfers import connected, surveyed
+from workbench.pipeline.transfers import bare, connected, surveyed
 from workbench.pipeline.walk import written
 from workbench.stages import (
     BUILT_IN,
@@ -83,6 +83,8 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
             offered[mend.pipeline] = mend
         if len(offered) == _MOST_MENDS:
             break
+    if not offered:
+        offered[_WHOLE] = Mend("Start again with a whole layer on the GPU", _WHOLE)
     return Fault(str(refusal.error), refusal.error.path, tuple(offered.values()))
 
 
@@ -127,27 +129,30 @@ def _refusal(pipeline: Pipeline) -> _Refusal | None:
 def _wired(chain: tuple[Element, ...], arm: Path) -> Pipeline:
     """A chain as its code wires it, from the left to the right; `arm` is the path of the arm that it is."""
     whole = Pipeline()
-    for index, element in enumerate(chain):
-        piece = _piece(element, (*arm, index))
+    for elements in bracketed(chain):
+        piece = _piece(elements, (*arm, len(whole.chain)))
         try:
-            whole = whole >> piece if index else piece
+            whole = whole >> piece if whole.chain else piece
         except PipelineError as error:
-            raise _further(error, arm) from None
+            raise PipelineError(str(error), error.path and (*arm, *error.path)) from None
     return whole
 
 
-def _piece(element: Element, path: Path) -> Pipeline:
-    if isinstance(element, Fork):
-        arms = [_wired(arm, (*path, number)) for number, arm in enumerate(element.arms)]
-        return _side_by_side(arms, path)
-    if isinstance(element, Move):
-        return Pipeline((element,))
+def _piece(elements: tuple[Element, ...], path: Path) -> Pipeline:
+    """Neighbours that share brackets, or a move or a fork, as its code makes it."""
+    first = elements[0]
+    if isinstance(first, Fork):
+        return _side_by_side([_wired(arm, (*path, number)) for number, arm in enumerate(first.arms)], path)
+    if isinstance(first, Move):
+        return Pipeline(elements)
+    ops = tuple(element.op for element in elements if isinstance(element, Stage))
     try:
-        if element.device is Place.GPU:
-            return gpu(element.op, skip=element.skip)
-        return cpu(element.op, defer=element.defer, skip=element.skip)
+        if first.device is Place.GPU:
+            return gpu(*ops, skip=first.skip)
+        return cpu(*ops, defer=first.defer, skip=first.skip)
     except PipelineError as error:
-        raise PipelineError(str(error), path) from None
+        within = error.path[0] if error.path else 0
+        raise PipelineError(str(error), (*path[:-1], path[-1] + within)) from None
 
 
 def _side_by_side(arms: list[Pipeline], path: Path) -> Pipeline:
@@ -161,20 +166,20 @@ def _side_by_side(arms: list[Pipeline], path: Path) -> Pipeline:
     return whole
 
 
-def _further(error: PipelineError, arm: Path) -> PipelineError:
-    """The error of an arm with its path in the whole chain."""
-    return PipelineError(str(error), None if error.path is None else (*arm, *error.path))
-
-
 # -------------------------------------------------------------------------------------------------------------- mends
 
 
 def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iterator[Mend]:
     """Edits that may mend a fault, the best first."""
+    alike = _set_named_twice(pipeline)
+    if alike is not None:
+        without = bare(spliced(pipeline.chain, alike, 1, ()))
+        yield Mend(f"Remove the second {_op(pipeline, alike)}", Pipeline(without, pipeline.fetches))
+        return
     keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
-        yield Mend("Place a whole layer on the GPU", Pipeline(_WHOLE.chain))
+        yield Mend("Place a whole layer on the GPU", _WHOLE)
     if not refusal.of_code and len(keepers) != 1:
         yield from _with_one_keeper(pipeline, keepers)
     elif not refusal.of_code and idle:
@@ -183,6 +188,15 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
         yield from _with_fewer_transfers(pipeline)
     else:
         yield from _at(pipeline, refusal.error, refusal.error.path, known)
+
+
+def _set_named_twice(pipeline: Pipeline) -> Path | None:
+    """Place of a set of experts that has the name of another one before it, with which nothing can be wired."""
+    try:
+        adding_sets(pipeline.chain)
+    except PipelineError as error:
+        return error.path
+    return None
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain as chained
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
@@ -12,6 +12,8 @@ from workbench.pipeline.algebra import Pipeline
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spliced, stages_of
 from workbench.pipeline.walk import Author, Walk, reads_there
 from workbench.stages import Move, Place, RowClass, Stage
+
+_MOST_TRIES = 60
 
 
 def connected(pipeline: Pipeline) -> Pipeline:
@@ -27,7 +29,9 @@ def connected(pipeline: Pipeline) -> Pipeline:
     if _is_served(first) or not _can_be_served(first):
         return Pipeline(first, pipeline.fetches)
     others = chained((_filled(stages, _before_its_fork),), _with_one_earlier(first))
-    return Pipeline(next((other for other in others if _is_served(other)), first), pipeline.fetches)
+    return Pipeline(
+        next((other for other in islice(others, _MOST_TRIES) if _is_served(other)), first), pipeline.fetches
+    )
 
 
 def bare(chain: tuple[Element, ...]) -> tuple[Element, ...]:
@@ -150,11 +154,17 @@ def _before_its_fork(author: Path | None, reader: Path) -> Path:
 
 def _filled(chain: tuple[Element, ...], before: _Slot) -> tuple[Element, ...]:
     """The chain with the transfers that it lacks, put in from left to right."""
-    for _ in range(4 * len(list(stages_of(chain))) + 4):
+    last: tuple[int, tuple[BufferRows, ...]] | None = None
+    for _ in range(3 * len(list(stages_of(chain))) + 3):
         first, again = surveyed(chain)
         absent = first.absent or again.absent
         if absent:
             missing = absent[0]
+            reader = [path for path, each in located(chain) if isinstance(each, Stage)].index(missing.path)
+            lacking = reader, tuple(rows for rows, _ in missing.rows)
+            if lacking == last:
+                break  # the transfer that was put in for it does not reach it, and another would not either
+            last = lacking
             place = _slot(chain, missing, before) if first.absent else _end(chain, first, missing)
             chain = spliced(chain, place, 0, (Move(missing.stage.device),))
             continue
@@ -172,7 +182,7 @@ def _with_one_earlier(chain: tuple[Element, ...]) -> Iterator[tuple[Element, ...
         if isinstance(element, Move):
             without = spliced(chain, path, 1, ())
             for index in reversed(range(path[-1])):
-                yield _filled(spliced(without, (*path[:-1], index), 0, (element,)), _in_its_arm)
+                yield spliced(without, (*path[:-1], index), 0, (element,))
 
 
 def _slot(chain: tuple[Element, ...], missing: _Absent, before: _Slot) -> Path:

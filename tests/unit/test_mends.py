@@ -1,0 +1,148 @@
+"""What is wrong with a wiring, where, and what mends it."""
+
+import pytest
+
+from tests.systems import APART, PIPELINES, VSL
+from workbench.core.errors import PipelineError
+from workbench.pipeline import Fork, Pipeline, cpu, fault_of, fetch, gpu, load, offload, resolve
+from workbench.stages import (
+    BUILT_IN,
+    ExpertSet,
+    Op,
+    Place,
+    Stage,
+    attention,
+    combine,
+    decode_attention,
+    embed,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
+
+GPU, CPU = Place.GPU, Place.CPU
+WHOLE = gpu(qkv, attention, out_proj, moe)
+BEFORE = gpu(qkv, attention, out_proj)
+
+
+def labels(pipeline: Pipeline, *ops: Op) -> list[str]:
+    return [mend.label for mend in fault_of(pipeline, ops).mends]
+
+
+@pytest.mark.parametrize("pipeline", [*PIPELINES.values(), VSL, APART])
+def test_a_layer_has_no_fault(pipeline):
+    assert fault_of(pipeline) is None
+
+
+@pytest.mark.parametrize(
+    "pipeline, path, first",
+    [
+        (Pipeline(), None, "Place a whole layer on the GPU"),
+        (gpu(qkv, prefill_attention, out_proj, moe), None, "Add decode_attention on the GPU"),
+        (gpu(qkv, attention, decode_attention, out_proj, moe), (3,), "Remove the last decode_attention"),
+        (fetch(kv) | cpu(qkv, attention, out_proj, moe), (2,), "Remove fetch(kv)"),
+        (fetch(experts.weights) | cpu(qkv, attention, out_proj, moe), None, "Remove fetch(experts.weights)"),
+        (gpu(prefill_attention, qkv, decode_attention, out_proj, moe), (0,), "Move qkv before prefill_attention"),
+        (gpu(qkv, attention, out_proj, experts, combine), (4,), "Add route on the GPU"),
+        (gpu(qkv, attention, out_proj, route, experts.prefill, combine), (6,), "Add experts.decode on the GPU"),
+        (BEFORE >> offload >> load >> gpu(moe), (4,), "Remove offload"),
+        (Pipeline((*BEFORE.chain, *(Stage(op, CPU) for op in moe))), (4,), "Put offload before route"),
+        (Pipeline((*WHOLE.chain, Stage(embed, GPU))), (7,), "Remove embed"),
+        (
+            Pipeline((*BEFORE.chain, Fork((gpu(route).chain, cpu(experts).chain)), Stage(combine, GPU))),
+            (4,),
+            "Put them one after the other",
+        ),
+    ],
+)
+def test_a_fault_has_its_place_and_its_first_mend(pipeline, path, first):
+    fault = fault_of(pipeline)
+    assert fault.path == path
+    assert fault.mends[0].label == first
+    assert 1 <= len(fault.mends) <= 3
+    assert len({mend.pipeline for mend in fault.mends}) == len(fault.mends)
+    assert fault_of(fault.mends[0].pipeline) is None
+
+
+def test_a_fault_speaks_as_the_code_does():
+    with pytest.raises(PipelineError) as of_code:
+        gpu(qkv) >> cpu(attention)
+    assert fault_of(Pipeline((*gpu(qkv).chain, *cpu(attention).chain))).text == str(of_code.value)
+    with pytest.raises(PipelineError) as of_layer:
+        resolve(gpu(qkv))
+    assert fault_of(gpu(qkv)).text == str(of_layer.value)
+
+
+def test_a_missing_stage_can_be_added_on_both_devices():
+    assert labels(gpu(qkv, prefill_attention, out_proj, moe)) == [
+        "Add decode_attention on the GPU",
+        "Add decode_attention on the CPU",
+    ]
+    assert labels(gpu(qkv, attention, out_proj, experts, combine)) == [
+        "Add route on the GPU",
+        "Add route on the CPU",
+        "Remove experts",
+    ]
+
+
+def test_what_is_fetched_in_vain_can_be_placed_where_it_is_read():
+    assert labels(fetch(experts.weights) | cpu(qkv, attention, out_proj, moe))[1] == "Place experts on the GPU"
+    assert labels(fetch(kv) | cpu(qkv, attention, out_proj, moe))[1] == "Place decode_attention on the GPU"
+
+
+def test_too_many_transfers_are_mended_by_places():
+    chain = []
+    for number in range(8):
+        there = Op(f"own{number}", ("x",), ("x",))
+        chain += [Stage(there, CPU), Stage(Op(f"back{number}", ("x",), ("x",)), GPU)]
+    pipeline = gpu(qkv, attention, out_proj, moe)
+    for stage in chain:
+        pipeline = pipeline >> (offload if stage.device is CPU else load) >> Pipeline((stage,))
+    fault = fault_of(pipeline)
+    assert "separate" in fault.text
+    assert fault.path is None
+    assert fault.mends[0].label == "Place own0 on the GPU"
+
+
+def test_an_own_operation_is_added_only_if_it_is_known():
+    reader = Op("reader", ("notes",), ("x",))
+    writer = Op("writer", ("x",), ("notes",))
+    layer = WHOLE >> gpu(reader)
+    assert labels(layer) == ["Remove reader"]
+    assert labels(layer, writer)[0] == "Add writer on the GPU"
+    assert fault_of(layer, [writer]).mends[0].pipeline == WHOLE >> gpu(writer, reader)
+
+
+def test_operations_that_wait_for_one_another_are_removed():
+    one, other = Op("one", ("b",), ("a",)), Op("other", ("a",), ("b",))
+    fault = fault_of(WHOLE >> gpu(one, other))
+    assert [mend.label for mend in fault.mends] == ["Remove one"]
+    assert fault_of(fault.mends[0].pipeline).mends[0].pipeline == WHOLE
+
+
+def test_a_second_set_of_one_name_is_named_as_the_cause():
+    chain = (*BEFORE.chain, *gpu(route).chain, *(Stage(experts[ExpertSet("hot", ((n,),))], GPU) for n in (0, 1)))
+    fault = fault_of(Pipeline(chain))
+    assert "two sets of experts in one pipeline are called 'hot'" in fault.text
+    assert fault.path == (6,)
+    assert [mend.label for mend in fault.mends] == ["Remove the second experts[hot]"]
+
+
+def test_an_element_of_an_arm_is_found_there():
+    arms = Fork((gpu(decode_attention).chain, cpu(prefill_attention).chain))
+    fault = fault_of(Pipeline((*gpu(qkv).chain, arms, *gpu(out_proj, moe).chain)))
+    assert fault.path == (1, 1, 0)
+    assert fault.mends[0].label == "Put offload before prefill_attention"
+
+
+def test_every_built_in_operation_alone_leads_to_a_layer():
+    for op in BUILT_IN.values():
+        pipeline, steps = cpu(op), 0
+        while (fault := fault_of(pipeline)) is not None:
+            pipeline, steps = fault.mends[0].pipeline, steps + 1
+            assert steps < 10
+        assert op in [stage.op for stage in pipeline.stages]
