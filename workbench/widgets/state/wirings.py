@@ -98,7 +98,7 @@ class Wirings:
     def fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
         """The first range that cannot be, and why; None if the wiring is whole."""
         for place, each in enumerate(ranges_of(wiring)):
-            found = fault_of(each.pipeline)
+            found = fault_of(each.pipeline, self._own())
             if found is not None:
                 return place, found
         return None
@@ -132,11 +132,15 @@ class Wirings:
 
     def palette(self, model: ModelConfig) -> dict[str, Op]:
         """Operations that can be placed: those of a layer of this model, and the user's own."""
-        own = {name: value for name, value in self.names.items() if isinstance(value, Op) and not _is_built_in(value)}
+        own = {name: value for name, value in self.names.items() if value in self._own()}
         built_in = {name: op for name, op in BUILT_IN.items() if name not in _AROUND}
         if not model.unrouted_params:
             built_in.pop("shared_experts", None)
         return {**built_in, **own}
+
+    def _own(self) -> tuple[Op, ...]:
+        """The user's own operations."""
+        return tuple(op for op in self.names.values() if isinstance(op, Op) and not _is_built_in(op))
 
     def _range(
         self,
