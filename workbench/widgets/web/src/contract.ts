@@ -214,7 +214,7 @@ export interface Channel {
 }
 
 export interface Live {
-  state: "none" | "running" | "paused" | "finished" | "stopped" | "failed";
+  state: "none" | "loading" | "running" | "paused" | "finished" | "stopped" | "failed";
   can: boolean;
   why: string;
   text: string;

@@ -74,7 +74,7 @@ export function Code(): ReactNode {
       </div>
       {code.error && (
         <p className="wb-wrong" role="alert">
-          {code.line > 0 && <b>Line {code.line}. </b>}
+          {code.line > 0 && !/^line \d/i.test(code.error) && <b>Line {code.line}. </b>}
           {code.error}
         </p>
       )}

@@ -4,6 +4,7 @@ import type { Curves as CurvesTrait, Line } from "../contract";
 import { amount } from "../format";
 import { useBench, useTrait, useWidth } from "../hooks";
 import { Choice } from "./Choice";
+import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
 
@@ -168,9 +169,9 @@ function Sweep(): ReactNode {
   const { axis, x } = useTrait("curves");
   const { state, can } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
+  const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
-  if (axis === undefined || control?.kind !== "choice" || !can) return null;
-  const running = state === "running" || state === "paused";
+  if (axis === undefined || control?.kind !== "choice" || (!can && !running)) return null;
   const offered = control.options.filter((option) => !option.why);
   const schedules = offered.map((option) => option.value).filter((name) => (marked ?? [control.value]).includes(name));
   const mark = (name: string): void => setMarked(schedules.includes(name) ? schedules.filter((each) => each !== name) : [...schedules, name]);
@@ -186,15 +187,9 @@ function Sweep(): ReactNode {
           {option.label}
         </label>
       ))}
-      {running ? (
-        <button type="button" className="wb-button" onClick={() => void talk.send({ do: "stop" })}>
-          Stop
-        </button>
-      ) : (
-        <button type="button" className="wb-button" disabled={schedules.length === 0} onClick={start}>
-          Measure
-        </button>
-      )}
+      <button type="button" className="wb-button" disabled={running || schedules.length === 0} onClick={start}>
+        Measure
+      </button>
     </fieldset>
   );
 }

@@ -21,7 +21,7 @@ export function Figures(): ReactNode {
   const { problem, mends, sample, rows, ledger, pending } = useTrait("figures");
   const send = useSend();
   const refused = rows.filter((row) => row.why && !row.chosen);
-  const shown = rows.filter((row) => !refused.includes(row));
+  const shown = rows.filter((row) => !refused.includes(row) && (!row.why || row.why !== problem));
   const columns = COLUMNS.filter(([name]) => rows.some((row) => row[name]));
   const known = rows.filter((row) => row.chosen && !row.why && !row.pending);
   const main = known.find((row) => row.source === "simulated") ?? known[0];
@@ -56,7 +56,7 @@ export function Figures(): ReactNode {
       {refused.length > 0 && (
         <details className="wb-refused">
           <summary>
-            {refused.length === 1 ? "1 schedule does" : `${refused.length} schedules do`} not take this pipeline
+            No figures for {refused.length === 1 ? "1 schedule" : `${refused.length} schedules`}
           </summary>
           <dl>
             {refused.map((row) => (

@@ -6,6 +6,7 @@ import { Panel } from "./Panel";
 
 const WORDS: Record<LiveTrait["state"], string> = {
   none: "Not started",
+  loading: "Loading weights",
   running: "Running",
   paused: "Paused",
   finished: "Finished",
@@ -13,16 +14,18 @@ const WORDS: Record<LiveTrait["state"], string> = {
   failed: "Failed",
 };
 
+export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
+
 // Runs the pipeline on this computer, and what it does meanwhile.
 export function Live(): ReactNode {
   const { state, can, why, text, share, channels } = useTrait("live");
   const send = useSend();
-  const active = state === "running" || state === "paused";
+  const active = ACTIVE.includes(state);
   const buttons = (
     <div className="wb-toolbar">
       {active ? (
         <>
-          <button type="button" className="wb-button" onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}>
+          <button type="button" className="wb-button" disabled={state === "loading"} onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}>
             {state === "paused" ? "Resume" : "Pause"}
           </button>
           <button type="button" className="wb-button" onClick={() => send({ do: "stop" })}>
