@@ -16,18 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import scenarios
+from tests.builders import scenarios, streaming, tiny_model_of, tiny_scenario
 from tests.examples import examples
+from tests.systems import PIPELINES
 from workbench.bench.simulator import job
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scenario import Memory
 from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import Admission, ResourceAware
-from workbench.schedules import VSLPipe
+from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.plan import LANES, Task, Turns, places_before, play
 from workbench.simulate import Detail, clock, late_bar, simulate
 from workbench.simulate.kernels import filling
 from workbench.simulate.kernels.order import Order
+from workbench.simulate.laying import Laying
 from workbench.simulate.loading import PATIENCE, Loader, loader
 from workbench.simulate.tapes import UntraceableError, record
 from workbench.workload import Workload
@@ -116,7 +119,7 @@ def test_a_plan_is_played_as_in_python(kernels, plan, packet, skip):
 
 
 def alike(one, other):
-    """Two results, every number and span of them, are the same."""
+    """Two results are the same: every iteration, span, latency of a request, and total, bit by bit."""
     assert one.steps == other.steps
     assert list(map(repr, one.timeline)) == list(map(repr, other.timeline))
     for name in ("seconds", "busy", "latencies", "ttft", "tbt", "energy", "preemptions", "recomputed", "facts"):
@@ -124,11 +127,41 @@ def alike(one, other):
 
 
 @examples(200)
-@given(scenarios(layers=st.integers(1, 24)), st.sampled_from(Detail))
+@given(scenarios(layers=st.integers(1, 24)) | streaming(layers=st.integers(1, 16)), st.sampled_from(Detail))
 def test_a_scenario_gives_the_identical_result_in_python(kernels, case, detail):
+    """With what the laws draw: stacks, kinds of layers, every schedule and scheduler, limits, arrivals, preemptions.
+
+    The kernels lay out the plans of each scenario whose lanes share no cores. Whole iterations they make only under
+    `ResourceAware` and `ContinuousBatching`, where the rows of a batch are the same at every layer.
+    """
     with pytest.MonkeyPatch.context() as patched:
         by_python = in_python(patched, lambda: simulate(*case, detail=detail))
     alike(by_python, simulate(*case, detail=detail))
+
+
+KERNELS_TAKE = {
+    "plain": {"layouts", "stretches"},
+    "windows": {"layouts"},
+    "states": {"layouts"},
+    "sparse": {"layouts"},
+}
+"""What the kernels do for a model of each kind under `ResourceAware`."""
+
+
+@pytest.mark.parametrize("kind", KERNELS_TAKE)
+@pytest.mark.parametrize("scheduler", every_scheduler(), ids=repr)
+def test_what_is_compared_is_compiled(kernels, monkeypatch, kind, scheduler):
+    """So that a comparison does not compare Python with itself."""
+    done = set[str]()
+    for name, what in (("lay_out", "layouts"), ("advance", "stretches")):
+        method = getattr(Laying, name)
+        monkeypatch.setattr(Laying, name, lambda *given, of=method, said=what: (done.add(said), of(*given))[1])
+    scenario = tiny_scenario(
+        [9, 5, 7] * 6, [6, 9, 4] * 6, model=tiny_model_of(kind), pipeline=PIPELINES["all_gpu"], scheduler=scheduler
+    )
+    simulate(scenario, Sequential())
+    whole = isinstance(scheduler, ResourceAware | ContinuousBatching)
+    assert done == KERNELS_TAKE[kind] - (set() if whole else {"stretches"})
 
 
 def test_a_large_job_gives_the_identical_result_in_python(kernels, monkeypatch):

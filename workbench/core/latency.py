@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from workbench.core.errors import ResultError
 
 Seconds = npt.NDArray[np.float64]
 _PERCENTILES = (50, 90, 99)
+_COMPUTE = "_compute"
+"""Attribute of latencies that are not computed yet."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +96,44 @@ class Latencies:
         Distinct times between two tokens of one request [s], and the number of times that each occurred.
     """
 
-    request: tuple[int, ...] = ()
-    arrival: tuple[float, ...] = ()
-    first: tuple[float, ...] = ()
-    last: tuple[float, ...] = ()
-    worst_gap: tuple[float, ...] = ()
-    gap: tuple[float, ...] = ()
-    gap_count: tuple[int, ...] = ()
+    # Defaults that are made, and no attributes of the class, let `__getattr__` see which columns are not there yet.
+    request: tuple[int, ...] = field(default_factory=tuple)
+    arrival: tuple[float, ...] = field(default_factory=tuple)
+    first: tuple[float, ...] = field(default_factory=tuple)
+    last: tuple[float, ...] = field(default_factory=tuple)
+    worst_gap: tuple[float, ...] = field(default_factory=tuple)
+    gap: tuple[float, ...] = field(default_factory=tuple)
+    gap_count: tuple[int, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
         gaps = ("gap", "gap_count")
         check_columns("latencies", {name: column for name, column in vars(self).items() if name not in gaps})
         check_columns("gaps", {name: getattr(self, name) for name in gaps})
+
+    @classmethod
+    def later(cls, compute: Callable[[], Latencies]) -> Latencies:
+        """Latencies that are computed when a column is first asked for; many results are never asked."""
+        found: Latencies = object.__new__(cls)
+        object.__setattr__(found, _COMPUTE, compute)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """A column that is computed now, with all others; called for attributes that are not there."""
+        compute = vars(self).get(_COMPUTE)
+        if compute is not None:
+            vars(self).update(vars(compute()))
+            vars(self).pop(_COMPUTE, None)
+        if name not in vars(self):  # of two threads that ask, one may find all columns there
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return vars(self)[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The columns, so that a copy or a pickle computes nothing later."""
+        return type(self), tuple(self.columns().values())
+
+    def columns(self) -> dict[str, tuple[float, ...]]:
+        """Every column by its name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
     @property
     def ttft(self) -> Seconds:

@@ -228,7 +228,7 @@ class Result:
         """The result as plain values; NaN becomes None. Without the timeline, request latencies are left out too."""
         kept = replace(self, timeline=Timeline(), latencies=Latencies())
         values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
-        values["latencies"] = dict(vars(self.latencies)) if timeline else asdict(Latencies())
+        values["latencies"] = self.latencies.columns() if timeline else asdict(Latencies())
         spans = [[*span[:5], span.after] for span in self.timeline] if timeline else []
         labels = self.timeline.labels
         derived = {"gen_tok_s": self.gen_tok_s, "proc_tok_s": self.proc_tok_s, "utilisation": self.utilisation}

@@ -186,7 +186,10 @@ class Record:
 
     @property
     def latencies(self) -> Latencies:
-        """Latencies of the requests that were served to their end."""
+        """Latencies of the requests that were served to their end, computed when they are asked for."""
+        return Latencies.later(self._latencies)
+
+    def _latencies(self) -> Latencies:
         served = np.flatnonzero(~np.isnan(self.last))
         worst, *gaps = self.tokens.gaps()
         columns = (tuple(column[served].tolist()) for column in (self._arrival, self.tokens.first, self.last, worst))

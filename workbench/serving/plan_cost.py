@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -129,7 +129,6 @@ class PlanCost:
         self._machine = machine
         self._profile = cost.profile
         self._groups: dict[tuple[int, range | None, int, int], CostGroups] = {}
-        self._marks: dict[Hashable, int] = {}
 
     def between(self, plan: Plan) -> float:
         """Time between the end of a plan and the start of the next [s]."""
@@ -294,10 +293,9 @@ class PlanCost:
     def _price_keys(self, tasks: Sequence[Task]) -> dict[int, int]:
         """A number for every node, by its id, that nodes share which cost the same with equal rows."""
         nodes = {id(task.node): task for task in tasks}
-        number = self._marks
         found = {}
         for node, task in nodes.items():
-            found[node] = number.setdefault(self.cost.price_key(task.node, max(task.layer, 0)), len(number))
+            found[node] = self.cost.mark(task.node, max(task.layer, 0))
         return found
 
     def _sizes(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import count as numbers
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES
@@ -72,6 +73,8 @@ class TaskCost:
         graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._routing = routing
+        self._marks: dict[Hashable, int] = {}
+        self._unused = numbers()
         self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
         self._shares: dict[tuple[int, tuple[int, ...]], Chosen] = {}  # of layers and experts
         self._weights: dict[tuple[int, int, RowClass | None], float] = {}  # by sort of layer, node, and rows
@@ -288,6 +291,10 @@ class TaskCost:
         if key not in self._pricers:
             self._pricers[key] = _remembering(self._new_stage(stage, threads, layer, measured))
         return self._pricers[key]
+
+    def mark(self, node: Node, layer: int) -> int:
+        """A number that nodes share which cost the same with equal rows."""
+        return self._marks.setdefault(self.price_key(node, layer), next(self._unused))
 
     def price_key(self, node: Node, layer: int) -> Hashable:
         """A mark that is equal for nodes that cost the same for a batch; layers of unlike kinds have unlike rows."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 
 from workbench.schedules.plan import LANES, Task
 from workbench.serving.plan_cost import CostGroups, LaidOut, PlanCost
+from workbench.serving.task_cost import TaskCost
 from workbench.simulate.kernels.fields import DONE, LIMIT, READ
 from workbench.simulate.kernels.order import Order
 from workbench.simulate.loading import Kernels
@@ -21,6 +24,8 @@ _NO_ROWS = (0.0,) * _COUNTS
 Read = Callable[[Sequence[Any]], Sequence[Any]]
 _GIVEN = -1
 """Family of a group that no tape prices."""
+_KEPT = 24
+"""Prices whose tapes are kept for other simulations."""
 
 
 class _Shape(NamedTuple):
@@ -38,7 +43,8 @@ class _Shape(NamedTuple):
         Rows that are priced, in the order in which the kernel gets them; empty if each part has the same rows at every
         place, and these are given part after part.
     given : list of int
-        Groups that Python prices.
+        Groups that Python prices for each iteration.
+    tapes : _Tapes
     prices, starts, ends, busy, told, before : ndarray
         Written by the kernel.
     """
@@ -49,6 +55,7 @@ class _Shape(NamedTuple):
     runs_on: npt.NDArray[np.int64]
     sets: list[tuple[int, int]]
     given: list[int]
+    tapes: _Tapes
     prices: npt.NDArray[np.float64]
     starts: npt.NDArray[np.float64]
     ends: npt.NDArray[np.float64]
@@ -67,8 +74,7 @@ class Laying:
         self._bandwidth = float(bandwidth)
         self._skip = skip
         self._shapes = dict[tuple[int, bool], _Shape]()
-        self._families = dict[Hashable, int]()
-        self._tapes = _Tapes()
+        self._own = _Tapes()
         self._reads = True
 
     def lay_out(self, tasks: Sequence[Task], parts: Sequence[PartRows], carried: float) -> LaidOut:
@@ -89,11 +95,9 @@ class Laying:
             shape.prices[group] = self._given(shape, group, parts)
         counts = np.array(flat or _NO_ROWS, dtype=np.float64)
         while True:
-            tapes = self._tapes
             missing = self._kernels.lay_out(
                 shape.order,
-                tapes.arrays,
-                tapes.first_of,
+                *shape.tapes.now,
                 shape.table,
                 shape.runs_on,
                 counts,
@@ -130,15 +134,13 @@ class Laying:
         iteration under way is the last.
         """
         shape = self._plain_shape(tasks)
-        reading = self._families.setdefault("reading", len(self._families))
-        self._tapes.open(len(self._families))
+        reading = shape.tapes.family(("reading", parts))
         _, _, counts, reals, *_ = state
         rows = np.zeros(parts * _COUNTS)
         while True:
             missing = self._kernels.advance(
                 shape.order,
-                self._tapes.arrays,
-                self._tapes.first_of,
+                *shape.tapes.now,
                 shape.table,
                 shape.runs_on,
                 shape.prices,
@@ -160,7 +162,7 @@ class Laying:
                 continue
             every = [count for each in them for count in each]
             try:
-                self._tapes.add(reading, record(read, every))
+                shape.tapes.add(reading, record(read, every))
             except UntraceableError:
                 reading = _GIVEN
                 self._reads = False
@@ -180,8 +182,11 @@ class Laying:
         varying = {number for number, _ in groups.varying}
         sets = list[tuple[int, int]]()
         table = np.zeros((count, 3), dtype=np.int64)
+        prices = np.zeros((count, 3))
+        tapes = self._own if varying else _tapes_of(self._plans.cost)
+        given = list[int]()
         for number, (part, place, _, _, mark) in enumerate(groups.groups):
-            key: Hashable = ("group", mark) if mark is not None else ("weights", id(groups), number)
+            family = _GIVEN
             base = 0
             if part is not None and plain:
                 base = part * _COUNTS
@@ -189,11 +194,16 @@ class Laying:
                 if (part, place) not in sets:
                     sets.append((part, place))
                 base = sets.index((part, place)) * _COUNTS
-            family = self._families.setdefault(key, len(self._families))
-            table[number] = (family if plain or number not in varying else _GIVEN, base, number in groups.rest)
-        self._tapes.open(len(self._families))
+            if part is None and number not in varying:
+                prices[number] = self._price(groups, number, Rows())
+            elif part is not None:
+                family = tapes.family(("group", mark))
+            elif plain:
+                family = tapes.family(("weights", id(groups), number))
+            else:
+                given.append(number)
+            table[number] = (family, base, number in groups.rest)
         tasks = len(groups.tasks)
-        given = [number for number in range(count) if table[number, 0] == _GIVEN]
         return _Shape(
             groups,
             tuple(Order.of(groups.turns)),
@@ -201,7 +211,8 @@ class Laying:
             np.array(groups.runs_on, dtype=np.int64),
             sets,
             given,
-            np.zeros((count, 3)),
+            tapes,
+            prices,
             np.zeros(tasks),
             np.zeros(tasks),
             np.zeros(len(LANES)),
@@ -235,7 +246,7 @@ class Laying:
             return self._given(shape, number, traced) if part is None else self._price(shape.groups, number, traced[0])
 
         try:
-            self._tapes.add(int(shape.table[number, 0]), record(priced, inputs))
+            shape.tapes.add(int(shape.table[number, 0]), record(priced, inputs))
         except UntraceableError:
             shape.table[number, 0] = _GIVEN
             shape.given.append(number)
@@ -243,28 +254,41 @@ class Laying:
 
 
 class _Tapes:
-    """Tapes in families, in the arrays that the kernel takes; of a family the first that holds is played."""
+    """Tapes in families; of a family the first that holds is played. Simulations in several threads may share them.
+
+    Attributes
+    ----------
+    now : tuple
+        What the kernels take, see `kernels.layout.lay_out`: the arrays of all tapes, and the first tape of each family.
+        It is exchanged, and never changed.
+    """
 
     def __init__(self) -> None:
         self._tapes = list[Tape]()
-        self.first_of = np.zeros(0, dtype=np.int64)
         self._follow = list[int]()
-        self.arrays: tuple[npt.NDArray[Any], ...] = ()
-        self._build()
+        self._families = dict[Hashable, int]()
+        self._lock = Lock()
+        self.now: tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[np.int64]] = self._arrays(), _first_of([])
 
-    def open(self, families: int) -> None:
-        """Make room for so many families."""
-        more = families - len(self.first_of)
-        self.first_of = np.concatenate((self.first_of, np.full(more, -1, dtype=np.int64)))
+    def family(self, key: Hashable) -> int:
+        """The number of a family, which is made if it is not there."""
+        with self._lock:
+            if key not in self._families:
+                arrays, first_of = self.now
+                self._families[key] = len(first_of)
+                self.now = arrays, _first_of([*first_of.tolist(), -1])
+            return self._families[key]
 
     def add(self, family: int, tape: Tape) -> None:
         """Add a tape in front of a family's others."""
-        self._follow.append(int(self.first_of[family]))
-        self.first_of[family] = len(self._tapes)
-        self._tapes.append(tape)
-        self._build()
+        with self._lock:
+            first_of = self.now[1].copy()
+            self._follow.append(int(first_of[family]))
+            first_of[family] = len(self._tapes)
+            self._tapes.append(tape)
+            self.now = self._arrays(), first_of
 
-    def _build(self) -> None:
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
         tapes = self._tapes
         steps = [step for tape in tapes for step in tape.steps]
         constants = [constant for tape in tapes for constant in tape.constants]
@@ -277,9 +301,19 @@ class _Tapes:
             rows.append((step, after, constant, len(tape.constants), tape.inputs, *tape.answer, most))
             step = after
             constant += len(tape.constants)
-        self.arrays = (
+        return (
             np.array(steps, dtype=np.int64).reshape(-1, 4),
             np.array(constants, dtype=np.float64),
             np.array(rows or [(0,) * 9], dtype=np.int64),
             np.array(self._follow, dtype=np.int64),
         )
+
+
+def _first_of(tapes: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.array(tapes, dtype=np.int64)
+
+
+@lru_cache(maxsize=_KEPT)
+def _tapes_of(cost: TaskCost) -> _Tapes:
+    """Tapes of groups whose price depends on nothing but these prices and the rows of their part."""
+    return _Tapes()

@@ -110,6 +110,7 @@ class Stretches:
         counts[fields.FINISHED] = state.finished
         counts[fields.NUMBER] = number
         counts[fields.LIMIT] = self._most
+        counts[fields.LATEST] = -1
         counts[fields.BLOCK] = queue.blocks.block_size
         counts[fields.TOTAL] = queue.blocks.total
         counts[fields.PREFILLS_FIRST] = isinstance(queue, ContinuousQueue)

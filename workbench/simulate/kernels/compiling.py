@@ -64,7 +64,7 @@ class _Cache(FunctionCache):
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a kernel that other kernels call; it is compiled with them."""
-    return cast(Callable[..., Any], _NJIT(no_cpython_wrapper=True)(function))
+    return cast(Callable[..., Any], _NJIT(no_cpython_wrapper=True, forceinline=True)(function))
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:

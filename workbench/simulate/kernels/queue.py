@@ -1,4 +1,9 @@
-"""Kernels that choose and complete the batches of an iteration, as the queues of the schedulers do."""
+"""Kernels that choose and complete the batches of an iteration, as the queues of the schedulers do.
+
+Every iteration looks at every running sequence. So `standing` has what is asked of these in arrays of their own, in the
+order in which they run: offset, full at and ends at, copied from the columns, and a ring with the number of sequences
+that end at each coming `_decoded`. Meanwhile full at is written to the columns no more.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ from workbench.simulate.kernels.fields import (
     FIRST_NEW,
     FREE,
     FRONT,
+    LATEST,
     MOST_RUNNING,
     NEW,
     PACE,
@@ -31,12 +37,44 @@ from workbench.simulate.kernels.fields import (
 
 
 @inner
-def _make_room(columns: Any, running: Any, preempted: Any, counts: Any, full: Any, needed: Any) -> Any:
+def stand(columns: Any, running: Any, counts: Any) -> Any:
+    """Copy what is asked of running sequences from the columns."""
+    output, offset, full_at, ends_at = columns[1], columns[3], columns[4], columns[5]
+    room = len(running)
+    offsets = np.empty(room, np.int64)
+    fulls = np.empty(room, np.int64)
+    ends = np.empty(room, np.int64)
+    longest = 0
+    for request in range(len(output)):
+        longest = max(longest, output[request])
+    ending = np.zeros(longest + 1, np.int64)
+    for place in range(counts[RUNNING]):
+        request = running[place]
+        offsets[place] = offset[request]
+        fulls[place] = full_at[request]
+        ends[place] = ends_at[request]
+        ending[ends[place] % len(ending)] += 1
+    return offsets, fulls, ends, ending
+
+
+@inner
+def leave(columns: Any, running: Any, counts: Any, standing: Any) -> None:
+    """Write back to the columns what has changed."""
+    full_at = columns[4]
+    for place in range(counts[RUNNING]):
+        full_at[running[place]] = standing[1][place]
+
+
+@inner
+def _make_room(
+    columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any, full: Any, needed: Any
+) -> Any:
     """See `PagedQueue._make_room` and `PagedQueue._preempt`; return the running sequences that need another block.
 
     `full` are the places of the first `needed`.
     """
-    prompt, output, emitted, _, _, ends_at, held = columns
+    prompt, output, emitted, _, _, _, held = columns
+    _, _, ends, ending = standing
     kept = counts[RUNNING]
     free = counts[FREE]
     while needed > free:
@@ -46,7 +84,10 @@ def _make_room(columns: Any, running: Any, preempted: Any, counts: Any, full: An
             needed -= 1
     for place in range(counts[RUNNING] - 1, kept - 1, -1):
         victim = running[place]
-        emitted[victim] = output[victim] - (ends_at[victim] - counts[DECODED])
+        emitted[victim] = output[victim] - (ends[place] - counts[DECODED])
+        ending[ends[place] % len(ending)] -= 1
+        if counts[LATEST] >= 0:
+            latest[victim] = counts[LATEST]
         counts[RECOMPUTED] += prompt[victim] + emitted[victim] - 1
         held[victim] = 0
         counts[FRONT] -= 1
@@ -61,34 +102,34 @@ def _make_room(columns: Any, running: Any, preempted: Any, counts: Any, full: An
 
 
 @inner
-def _decode(columns: Any, running: Any, preempted: Any, counts: Any, full: Any) -> Any:
+def _decode(columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any, full: Any) -> Any:
     """See `PagedQueue._decode`; true if a request was preempted."""
-    _, _, _, _, full_at, _, held = columns
+    held = columns[6]
+    fulls = standing[1]
+    decoded = counts[DECODED]
     needed = 0
     for place in range(counts[RUNNING]):
-        if full_at[running[place]] == counts[DECODED]:
-            full[needed] = place
-            needed += 1
+        full[needed] = place
+        needed += fulls[place] == decoded
     before = counts[PREEMPTIONS]
-    needed = _make_room(columns, running, preempted, counts, full, needed)
+    needed = _make_room(columns, running, preempted, counts, latest, standing, full, needed)
     for place in range(needed):
-        grown = running[full[place]]
-        held[grown] += 1
-        full_at[grown] += counts[BLOCK]
+        held[running[full[place]]] += 1
+        fulls[full[place]] += counts[BLOCK]
     counts[FREE] -= needed
     counts[DECODED] += 1
     return counts[PREEMPTIONS] > before
 
 
 @inner
-def _admit(
-    columns: Any, running: Any, preempted: Any, new: Any, counts: Any, most: Any, budget: Any, least: Any
-) -> Any:
+def _admit(columns: Any, lists: Any, counts: Any, standing: Any, most: Any, budget: Any, least: Any) -> Any:
     """Admit waiting requests while they fit, at most so many in all and `least` whatever the budget; return how many.
 
     See `PagedQueue._fitting`, `PagedQueue._admit` and `PagedQueue._start_decoding`.
     """
     prompt, output, emitted, offset, full_at, ends_at, held = columns
+    running, preempted, new = lists
+    offsets, fulls, ends, ending = standing
     block = counts[BLOCK]
     decoded = counts[DECODED]
     tokens = 0
@@ -111,7 +152,12 @@ def _admit(
         offset[request] = length - decoded
         full_at[request] = blocks * block - length + decoded
         ends_at[request] = output[request] - emitted[request] - 1 + decoded
-        running[counts[RUNNING]] = request
+        place = counts[RUNNING]
+        running[place] = request
+        offsets[place] = offset[request]
+        fulls[place] = full_at[request]
+        ends[place] = ends_at[request]
+        ending[ends[place] % len(ending)] += 1
         counts[RUNNING] += 1
         admitted += 1
     counts[ADMITTED] = admitted
@@ -125,20 +171,20 @@ def _places(counts: Any) -> Any:
 
 
 @inner
-def choose(columns: Any, lists: Any, counts: Any, reals: Any, full: Any) -> Any:
+def choose(columns: Any, lists: Any, counts: Any, reals: Any, latest: Any, standing: Any, full: Any) -> Any:
     """See `ResourceAwareQueue._choose` and `ContinuousQueue._choose`, while sequences run; return those that decode."""
-    running, preempted, new = lists
+    running, preempted, _ = lists
     counts[ADMITTED] = 0
     if counts[PREFILLS_FIRST]:
         most = min(counts[PREEMPTED] + counts[NEW], _places(counts))
         room = reals[BUDGET] - counts[RUNNING]
         if most > 0 and room > 0.0:
             most = int(min(float(most), max(1.0, room)))
-            if _admit(columns, running, preempted, new, counts, most, reals[BUDGET], 1):
+            if _admit(columns, lists, counts, standing, most, reals[BUDGET], 1):
                 return 0
-        _decode(columns, running, preempted, counts, full)
+        _decode(columns, running, preempted, counts, latest, standing, full)
         return counts[RUNNING]
-    hurt = _decode(columns, running, preempted, counts, full)
+    hurt = _decode(columns, running, preempted, counts, latest, standing, full)
     decodes = counts[RUNNING]
     due = reals[DUE]
     rest = 0.0 if math.isinf(due) else due - math.trunc(due)
@@ -150,7 +196,7 @@ def choose(columns: Any, lists: Any, counts: Any, reals: Any, full: Any) -> Any:
         again = min(waiting, places)
         allowed = min(budget / reals[SHORTEST] + 1, max(due, 0.0))
         most = again + max(0, int(min(float(min(counts[NEW], places - again)), allowed)))
-        admitted = _admit(columns, running, preempted, new, counts, most, budget, 0)
+        admitted = _admit(columns, lists, counts, standing, most, budget, 0)
         due -= max(0, admitted - waiting)
     reals[DUE] = due
     return decodes
@@ -174,15 +220,16 @@ def _sort(numbers: Any) -> None:
 
 
 @inner
-def count(columns: Any, running: Any, counts: Any, decodes: Any, rows: Any, parts: Any) -> None:
+def count(columns: Any, running: Any, counts: Any, standing: Any, decodes: Any, rows: Any, parts: Any) -> None:
     """Write the rows of each part of the batch, see `Batch.rows` and `schedules.base.balanced`."""
-    prompt, _, emitted, offset, _, _, _ = columns
+    prompt, _, emitted, _, _, _, _ = columns
+    offsets = standing[0]
     rows[:] = 0.0
     for part in range(parts):
         context = 0
         number = 0
         for place in range(part, decodes, parts):
-            context += offset[running[place]]
+            context += offsets[place]
             number += 1
         rows[8 * part + 1] = number
         rows[8 * part + 3] = context + number * counts[DECODED]
@@ -212,29 +259,36 @@ def count(columns: Any, running: Any, counts: Any, decodes: Any, rows: Any, part
 
 
 @inner
-def complete(columns: Any, running: Any, counts: Any, now: Any, last: Any) -> None:
+def complete(columns: Any, running: Any, counts: Any, latest: Any, standing: Any, now: Any, last: Any) -> None:
     """See `PagedQueue.complete`."""
-    ends_at = columns[5]
     held = columns[6]
+    offsets, fulls, ends, ending = standing
+    decoded = counts[DECODED]
+    finishing = ending[decoded % len(ending)]
+    if not finishing:
+        return
+    ending[decoded % len(ending)] = 0
+    counts[FINISHED] += finishing
     kept = 0
     for place in range(counts[RUNNING]):
         request = running[place]
-        if ends_at[request] == counts[DECODED]:
+        if ends[place] == decoded:
             counts[FREE] += held[request]
             held[request] = 0
-            counts[FINISHED] += 1
             last[request] = now
+            if counts[LATEST] >= 0:
+                latest[request] = counts[LATEST]
         else:
             running[kept] = request
+            offsets[kept] = offsets[place]
+            fulls[kept] = fulls[place]
+            ends[kept] = ends[place]
             kept += 1
     counts[RUNNING] = kept
 
 
 @inner
-def goes_on(columns: Any, running: Any, counts: Any) -> Any:
+def goes_on(counts: Any, standing: Any) -> Any:
     """True if a running sequence has more than one token to come, so that this is not the last iteration."""
-    ends_at = columns[5]
-    place = 0
-    while place < counts[RUNNING] and ends_at[running[place]] == counts[DECODED] + 1:
-        place += 1
-    return place < counts[RUNNING]
+    ending = standing[3]
+    return ending[(counts[DECODED] + 1) % len(ending)] < counts[RUNNING]

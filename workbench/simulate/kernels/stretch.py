@@ -17,6 +17,7 @@ from workbench.simulate.kernels.fields import (
     DECODING,
     DONE,
     FREE,
+    LATEST,
     LIMIT,
     NEXT_ARRIVAL,
     NOW,
@@ -28,46 +29,70 @@ from workbench.simulate.kernels.fields import (
 )
 from workbench.simulate.kernels.layout import lay_out
 from workbench.simulate.kernels.pricing import priced
-from workbench.simulate.kernels.queue import choose, complete, count, goes_on
+from workbench.simulate.kernels.queue import choose, complete, count, goes_on, leave, stand
 
 _LANES = len(LANES)
 _H2D = LANES.index("h2d")
 
 
 @inner
-def _opened(columns: Any, lists: Any, counts: Any, reals: Any, tokens: Any, full: Any, rows: Any) -> Any:
+def _opened(columns: Any, lists: Any, counts: Any, reals: Any, tokens: Any, standing: Any, full: Any, rows: Any) -> Any:
     """Choose the next batch and write its rows; false if only Python can."""
     running = lists[0]
-    if reals[NEXT_ARRIVAL] <= reals[NOW] or not goes_on(columns, running, counts):
+    if reals[NEXT_ARRIVAL] <= reals[NOW] or not goes_on(counts, standing):
         return False
     if counts[BEGUN] + len(running) > len(tokens[2]):
         return False
-    counts[DECODING] = choose(columns, lists, counts, reals, full)
-    count(columns, running, counts, counts[DECODING], rows, len(rows) // 8)
+    counts[DECODING] = choose(columns, lists, counts, reals, tokens[1], standing, full)
+    count(columns, running, counts, standing, counts[DECODING], rows, len(rows) // 8)
     counts[OPEN] = 1
     return True
 
 
 @inner
 def _told(running: Any, counts: Any, decodes: Any, end: Any, tokens: Any) -> Any:
-    """Record who got a token, see `_Tokens.add`; return the tokens that continue a stretch."""
-    first, latest, begun = tokens
+    """Record who got a token, see `_Tokens.add`; return the tokens that continue a stretch.
+
+    Decodes leave `latest` as it is where all continue, as long as there is no prefill without them.
+    """
+    latest = tokens[1]
     number = counts[NUMBER]
-    on_time = 0
-    for turn in range(2):  # prefills, then decodes
-        for place in range(counts[RUNNING] - counts[ADMITTED], counts[RUNNING]) if turn == 0 else range(decodes):
-            request = running[place]
-            if turn == 1 and latest[request] == number - 1:
-                on_time += 1
-            else:
-                begun[counts[BEGUN], 0] = request
-                begun[counts[BEGUN], 1] = number
-                begun[counts[BEGUN], 2] = latest[request]
-                counts[BEGUN] += 1
-                if latest[request] == NEVER:
-                    first[request] = end
-            latest[request] = number
+    if not decodes:
+        _write_latest(running, counts, latest, counts[RUNNING] - counts[ADMITTED])
+    for place in range(counts[RUNNING] - counts[ADMITTED], counts[RUNNING]):
+        _begin(running[place], number, counts, end, tokens)
+    if not decodes:
+        return 0
+    on_time = decodes
+    if counts[LATEST] < 0:
+        for place in range(decodes):
+            if latest[running[place]] != number - 1:
+                _begin(running[place], number, counts, end, tokens)
+                on_time -= 1
+    counts[LATEST] = number
     return on_time
+
+
+@inner
+def _write_latest(running: Any, counts: Any, latest: Any, places: Any) -> None:
+    """Write the iteration of the latest token of so many of the running sequences, if it is not written yet."""
+    if counts[LATEST] >= 0:
+        for place in range(places):
+            latest[running[place]] = counts[LATEST]
+        counts[LATEST] = -1
+
+
+@inner
+def _begin(request: Any, number: Any, counts: Any, end: Any, tokens: Any) -> None:
+    """Record a stretch of tokens of a request that begins with an iteration."""
+    first, latest, begun = tokens
+    begun[counts[BEGUN], 0] = request
+    begun[counts[BEGUN], 1] = number
+    begun[counts[BEGUN], 2] = latest[request]
+    counts[BEGUN] += 1
+    if latest[request] == NEVER:
+        first[request] = end
+    latest[request] = number
 
 
 @inner
@@ -179,9 +204,11 @@ def advance(
     held_by = np.empty(_LANES)
     read = np.empty(3)
     values = np.empty(tapes[2][0, 8])
+    standing = stand(columns, running, counts)
+    missing = -1
     while counts[DONE] < counts[LIMIT]:
-        if not counts[OPEN] and not _opened(columns, lists, counts, reals, tokens, full, rows):
-            return -1
+        if not counts[OPEN] and not _opened(columns, lists, counts, reals, tokens, standing, full, rows):
+            break
         done = counts[DONE]
         row = 0 if skip else done
         missing = lay_out(
@@ -202,16 +229,18 @@ def advance(
             told,
             before[row],
         )
+        if missing < 0 and reading >= 0 and not priced(reading, 0, rows, tapes, first_of, values, read):
+            missing = len(groups)
         if missing >= 0:
-            return missing
-        if reading >= 0 and not priced(reading, 0, rows, tapes, first_of, values, read):
-            return len(groups)
+            break
         begin = reals[NOW]
         taken = _executed(reals, told, held_by, busy)
         of_experts = read[0] if reading >= 0 else reals[READ]
         _recorded(running, counts, reals, tokens, rows, taken, begin, of_experts, whole[done], real[done])
-        complete(columns, running, counts, reals[NOW], last)
+        complete(columns, running, counts, tokens[1], standing, reals[NOW], last)
         counts[NUMBER] += 1
         counts[DONE] += 1
         counts[OPEN] = 0
-    return -1
+    leave(columns, running, counts, standing)
+    _write_latest(running, counts, tokens[1], counts[RUNNING] - counts[OPEN] * counts[ADMITTED])
+    return missing
