@@ -161,6 +161,14 @@ class Latencies:
         return attainment(self.ttft, self.worst_gap, slo)
 
 
+def percentiles(times: Seconds) -> tuple[float, float]:
+    """Median and 90th percentile of some times; NaN for none [s]."""
+    if not len(times):
+        return math.nan, math.nan
+    half, most = np.percentile(times, (50, 90))
+    return float(half), float(most)
+
+
 def _summary(times: Seconds) -> dict[str, float]:
     """Mean and percentiles of one column, which is not empty."""
     percentiles = {f"p{share}": float(np.percentile(times, share)) for share in _PERCENTILES}

@@ -196,11 +196,16 @@ class Record:
         return Latencies(tuple(served.tolist()), *columns, *gaps)
 
     @property
+    def waited(self) -> Seconds:
+        """Time from arrival to first token of every request that has one [s]."""
+        waited = self.tokens.first - self._arrival
+        return waited[~np.isnan(waited)]
+
+    @property
     def mean_ttft(self) -> float:
         """Mean time from arrival to first token, over the requests that have one [s]; NaN if none has."""
-        waited = self.tokens.first - self._arrival
-        known = waited[~np.isnan(waited)]
-        return float(known.mean()) if len(known) else float("nan")
+        waited = self.waited
+        return float(waited.mean()) if len(waited) else float("nan")
 
     @property
     def mean_gap(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from workbench.core.energy import Energy, published_model
 from workbench.core.errors import CapacityError, ScenarioError, StoppedError
+from workbench.core.latency import percentiles
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.scenario import Scenario
@@ -73,6 +75,11 @@ class Clock(Protocol):
         """Energy that a meter has counted since `begin`; None if there is no meter."""
 
 
+NO_TIMES = (math.nan, math.nan)
+_RECENT = 100
+"""Iterations whose times stand for the time between tokens of a live run."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Progress of a workload.
@@ -91,6 +98,9 @@ class Progress:
     preemptions : int
     busy : mapping of lane to float
         Busy time per lane [s].
+    ttft, tbt : (float, float)
+        Median and 90th percentile of the time to the first token, over all requests that have one, and of the time
+        between tokens, over the last 100 iterations; NaN before there are any [s].
     """
 
     seconds: float = 0.0
@@ -103,6 +113,8 @@ class Progress:
     blocks: int = 0
     preemptions: int = 0
     busy: Mapping[str, float] = field(default_factory=dict)
+    ttft: tuple[float, float] = NO_TIMES
+    tbt: tuple[float, float] = NO_TIMES
 
 
 def serve(
@@ -193,6 +205,8 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
         blocks=blocks,
         preemptions=preemptions,
         busy=dict(record.busy),
+        ttft=percentiles(record.waited),
+        tbt=percentiles(np.array(record.seconds[-_RECENT:])),
     )
 
 

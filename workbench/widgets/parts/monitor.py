@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 
+from workbench.core.units import format_seconds
 from workbench.serving import Progress
 from workbench.widgets.parts.words import digits
 
@@ -31,6 +33,8 @@ class Reading(NamedTuple):
 CHANNELS = (
     Channel("output tok/s"),
     Channel("prompt tok/s"),
+    Channel("time to first token"),
+    Channel("time between tokens"),
     Channel("KV blocks in use", _SHARE),
     Channel("preemptions"),
     *(Channel(f"{lane} lane busy", _SHARE) for lane in LANES),
@@ -66,10 +70,20 @@ class Monitor:
         return [
             Reading(output, digits(output), f"{digits(_rate(now.emitted, last.seconds))} overall"),
             Reading(prompt, digits(prompt), f"{digits(_rate(now.prefill, last.seconds))} overall"),
+            _times(now.ttft),
+            _times(now.tbt),
             Reading(used, f"{now.used_blocks}", f"of {now.blocks}"),
             Reading(now.preemptions, f"{now.preemptions}"),
             *(_lane(now, since, lane) for lane in LANES),
         ]
+
+
+def _times(of: tuple[float, float]) -> Reading:
+    """The median of some times, with the 90th percentile beside it."""
+    half, most = of
+    if math.isnan(half):
+        return Reading(0.0, "", "")
+    return Reading(half, format_seconds(half), f"p90 {format_seconds(most)}")
 
 
 def _lane(now: Progress, since: Progress, lane: str) -> Reading:
