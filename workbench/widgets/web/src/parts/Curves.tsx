@@ -145,7 +145,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
-            {line.kind === "bound" || line.kind === "simulated" ? line.name : `${line.name}, ${line.kind === "sample" ? "a sample" : line.kind}`}
+            {line.kind === "bound" || line.kind === "simulated" || line.kind === line.name ? line.name : `${line.name}, ${line.kind === "sample" ? "a sample" : line.kind}`}
             {value !== undefined && <b>{amount(value, "")}</b>}
           </li>
         );
