@@ -67,7 +67,7 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     parts = [f"parts/{name}" for name in ("gantt.css", "gantt.js", "strip.css", "strip.js")]
     bundle = [f"web/dist/{name}" for name in ("LICENSES.txt", "builder.css", "builder.js")]
     assert {name for name in names if "/widgets/web/" in name} == {f"workbench/widgets/{file}" for file in bundle}
-    for file in ("dashboard/dashboard.css", *parts):
+    for file in parts:
         assert f"workbench/widgets/{file}" in names
     assert {"workbench/bench/cpu/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)
 

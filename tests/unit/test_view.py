@@ -344,7 +344,8 @@ def test_rates_are_taken_over_the_last_seconds():
         tokens = 10 * second if second <= 5 else 50 + 40 * (second - 5)
         busy = {"gpu": 0.5 * second}
         readings = monitor.read(Progress(seconds=float(second), iterations=second, emitted=tokens, busy=busy))
-    output, _, _, _, gpu, *_ = readings
+    output = readings[0]
+    gpu = readings[[channel.label for channel in CHANNELS].index("gpu lane busy")]
     assert output.value == pytest.approx(40)
     assert output.note == "25 overall"
     assert gpu.value == pytest.approx(0.5)

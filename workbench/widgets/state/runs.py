@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from workbench.core.units import format_seconds
 from workbench.engine import LiveRun, RunState, start
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
+from workbench.widgets.parts.words import digits
 from workbench.widgets.state.settings import Settings
 
 Plain = dict[str, Any]
@@ -21,10 +23,11 @@ IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.
 
 
 class Planned(NamedTuple):
-    """One run of a sweep."""
+    """One run, alone or of a sweep; `simulated` is its rate in the simulation, NaN if there is none [output tokens/s]."""
 
     settings: Settings
     title: str
+    simulated: float = math.nan
 
 
 class Runs:
@@ -106,13 +109,13 @@ class Runs:
         self._sample(list(self._samples), True)
 
     def _follow(self, planned: Sequence[Planned]) -> None:
-        for number, (settings, title) in enumerate(planned):
+        for number, (settings, title, simulated) in enumerate(planned):
             if self._stopped.is_set():
                 return
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
             try:
                 self._run = start(settings.live(), settings.schedule)
-                self._watch(self._run, of)
+                self._watch(self._run, of, simulated)
                 if self._run.state is not RunState.FAILED:
                     self._ended(settings, self._run.wait())
             except WorkbenchError as error:
@@ -122,7 +125,7 @@ class Runs:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{type(error).__name__}: {error}"})
                 return
 
-    def _watch(self, run: LiveRun, of: str) -> None:
+    def _watch(self, run: LiveRun, of: str, simulated: float) -> None:
         monitor = Monitor()
         self._samples = []
         self._sample([], True)
@@ -139,7 +142,7 @@ class Runs:
                 sample = [seconds, values, texts, notes]
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
-            self._publish(_told(run, progress, of))
+            self._publish(_told(run, progress, of, simulated))
 
     def _publish(self, told: Plain) -> None:
         self._last = told
@@ -148,11 +151,13 @@ class Runs:
         self._show({**told, "can": can, "why": self._why, "channels": channels})
 
 
-def _told(run: LiveRun, progress: Progress, of: str) -> Plain:
+def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:
     """The state of a run for the browser."""
     state = run.state
     time = format_seconds(progress.seconds) if progress.seconds else "0 s"
     text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {time}, iteration {progress.iterations:,}"
+    if progress.emitted and not math.isnan(simulated):
+        text += f": {digits(progress.emitted / progress.seconds)} tokens/s, {digits(simulated)} simulated"
     if state is RunState.FAILED and run.error is not None:
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -233,7 +234,12 @@ class Studio:
 
     def _on_start(self, _: Message) -> None:
         self.drawing.cancel()  # the cores belong to the run
-        self.runs.begin([Planned(self.settings, self.settings.schedule.name)])
+        self.runs.begin([self._planned(self.settings, self.settings.schedule.name)])
+
+    def _planned(self, settings: Settings, title: str) -> Planned:
+        """A run of these settings, with the rate of its simulation."""
+        found = self.predictions.simulation(settings, settings.schedule)
+        return Planned(settings, title, found.gen_tok_s if isinstance(found, Result) else math.nan)
 
     def _on_pause(self, _: Message) -> None:
         self.runs.pause()
@@ -258,7 +264,7 @@ class Studio:
             for schedule in schedules:
                 each = at.on(schedule=schedule)
                 if not why_not(each):
-                    planned.append(Planned(each, f"{axis.label} {label}, {schedule.name}"))
+                    planned.append(self._planned(each, f"{axis.label} {label}, {schedule.name}"))
         self.runs.begin(planned)
 
     def _on_ready(self, _: Message) -> None:
