@@ -23,7 +23,7 @@ IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.
 
 
 class Planned(NamedTuple):
-    """One run, alone or of a sweep; `simulated` is its rate in the simulation, NaN if there is none [output tokens/s]."""
+    """One run, alone or of a sweep; `simulated` is its rate in the simulation, NaN without one [output tokens/s]."""
 
     settings: Settings
     title: str
