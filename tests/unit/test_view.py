@@ -27,6 +27,7 @@ from workbench.widgets.builder import Made, View
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state import runs as live_runs
+from workbench.widgets.state.sweeps import planned
 from workbench.widgets.stills import KEY, save_still
 
 SECONDS = 20.0  # that a test waits for what takes a moment
@@ -307,17 +308,44 @@ def test_a_second_start_begins_no_second_run(view, runs):
     assert len(runs) == 1
 
 
+def test_as_soon_as_start_is_offered_again_it_starts(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].finish()
+    until(lambda: view.live["state"] == "finished" and view.live["can"])
+    say(view, "start")
+    until(lambda: len(runs) == 2)
+    runs[1].stop()
+
+
+def test_what_a_sweep_offers_is_what_it_runs(view):
+    drawn(view)
+    sweep = view.curves["sweep"]
+    assert (sweep["running"], sweep["why"]) == (False, "")
+    settings, schedules = view.studio.settings, [Sequential(), VSLPipe()]
+    pairs = [(each["value"], "chosen") for each in sweep["x"]]
+    pairs += [("kv_capacity", each["value"]) for each in sweep["y"]]
+    for x, y in pairs:
+        found = planned(settings, schedules, x, y)
+        assert 0 < len({each.settings for each in found}) <= 10
+    assert planned(settings, schedules, "nothing", "chosen") == []
+
+
 def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
-    say(view, "sweep", x="kv_capacity", points=5, schedules=[view.schedule.name, "VSLPipe"])
+    drawn(view)
+    assert not view.curves["sweep"]["running"]
+    say(view, "sweep", x="kv_capacity", y="schedule")
     for number in range(3):
         until(lambda: len(runs) > number)  # noqa: B023
+        assert view.curves["sweep"]["running"]
         runs[number].finish()
     until(lambda: len(runs) > 3)
-    say(view, "stop")
+    say(view, "sweep_stop")
     until(lambda: not view.studio.runs.busy)
     assert len(view.studio.measured) == 3
-    assert {run.schedule for run in runs} == {Sequential(prefetch=True), VSLPipe()}
+    assert len({run.schedule for run in runs}) > 1
     drawn(view)
+    assert not view.curves["sweep"]["running"]
     points = [line["points"] for line in view.curves["lines"] if line["kind"] == "measured"]
     assert sum(map(len, points)) == 3
 

@@ -41,6 +41,8 @@ class Runs:
         Shows new samples of the gauges; the flag says that they replace all earlier ones.
     ended : callable (Settings, Result) -> None
         Called with each run that gave a result, and its settings.
+    quiet : callable () -> None
+        Called between two runs; waits until nothing else takes the cores.
     """
 
     def __init__(
@@ -48,10 +50,14 @@ class Runs:
         show: Callable[[Plain], None],
         sample: Callable[[list[Any], bool], None],
         ended: Callable[[Settings, Result], None],
+        quiet: Callable[[], None],
     ) -> None:
         self._show = show
         self._sample = sample
         self._ended = ended
+        self._quiet = quiet
+        self._busy = False
+        self._planned = 0
         self._run: LiveRun | None = None
         self._lock = threading.RLock()
         self._stopped = threading.Event()
@@ -63,7 +69,17 @@ class Runs:
     @property
     def busy(self) -> bool:
         """True while runs are going on."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._busy
+
+    @property
+    def sweeping(self) -> bool:
+        """True while the runs of a sweep are going on."""
+        return self._busy and self._planned > 1
+
+    @property
+    def why(self) -> str:
+        """The reason why no run can begin now, or an empty text."""
+        return self._why or ("A run is under way." if self._busy and not self.sweeping else "")
 
     def allow(self, why: str) -> None:
         """Set the reason why the present settings cannot run; an empty text allows them."""
@@ -74,9 +90,12 @@ class Runs:
     def begin(self, planned: Sequence[Planned]) -> None:
         """Run these settings one after the other in the background, unless runs are going on."""
         with self._lock:
-            if self.busy or self._why:
+            if self.busy or self._why or not planned:
                 return
             self._stopped.clear()
+            self._busy = True
+            self._planned = len(planned)
+            self._publish(self._last)
             self._thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
             self._thread.start()
 
@@ -106,7 +125,14 @@ class Runs:
         self._sample(list(self._samples), True)
 
     def _follow(self, planned: Sequence[Planned]) -> None:
+        self._run_all(planned)
+        self._busy = False
+        self._publish(self._last)
+
+    def _run_all(self, planned: Sequence[Planned]) -> None:
         for number, (settings, title) in enumerate(planned):
+            if number:
+                self._quiet()
             if self._stopped.is_set():
                 return
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
@@ -143,7 +169,7 @@ class Runs:
 
     def _publish(self, told: Plain) -> None:
         self._last = told
-        can = not self._why and not (self.busy and told["state"] in ("loading", "running", "paused"))
+        can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
         self._show({**told, "can": can, "why": self._why, "channels": channels})
 

@@ -9,12 +9,10 @@ from typing import Any
 from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
 from workbench.core.result import Result
 from workbench.pipeline import Pipeline, Stack
-from workbench.plots import middle
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
 from workbench.serving.prepared import price
-from workbench.simulate import Detail, simulate
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
@@ -22,11 +20,13 @@ from workbench.widgets.state.offered import why_not, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs
 from workbench.widgets.state.settings import Settings
+from workbench.widgets.state.sweeps import offered, planned
 from workbench.widgets.state.variants import Variants
 from workbench.widgets.state.wirings import Wirings
 
 Plain = dict[str, Any]
 Message = Mapping[str, Any]
+_PATIENCE = 60.0  # seconds that a run of a sweep waits at most for the pictures of the one before
 
 
 class Studio:
@@ -67,7 +67,8 @@ class Studio:
         self.controls = Controls(self.settings, tuple(schedules))
         self.wirings = Wirings(names)
         self.variants = Variants(self.predictions)
-        self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran)
+        self._curves: Plain = {}
+        self.runs = Runs(self._publish_run, sample, self._ran, self._at_rest)
         self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
         for name, value in EMPTY.items():
             self._out(name, value)
@@ -98,11 +99,25 @@ class Studio:
             self._out(name, value)
 
     def _publish_drawn(self, name: str, value: Any) -> None:
-        """Publish what was drawn; figures that have a problem come with changes that mend it."""
+        """Publish what was drawn: figures with changes that mend their problem, curves with the sweeps along them."""
         with self._lock:
             if name == "figures" and value["problem"]:
                 value = {**value, "mends": self._mends()}
+            if name == "curves":
+                self._curves = value
+                value = {**value, "sweep": self._sweep()}
             self._out(name, value)
+
+    def _publish_run(self, told: Plain) -> None:
+        """Publish the state of a run; curves say whether a sweep can begin or goes on."""
+        with self._lock:
+            self._out("live", told)
+            if self._curves:
+                self._out("curves", {**self._curves, "sweep": self._sweep()})
+
+    def _sweep(self) -> Plain:
+        """What a sweep can go along, whether one goes on, and the reason why none can begin."""
+        return {**offered(self.settings), "running": self.runs.sweeping, "why": self.runs.why}
 
     def _show(self) -> None:
         """Publish everything that follows at once, and let the rest be drawn."""
@@ -245,21 +260,13 @@ class Studio:
         self.runs.stop()
 
     def _on_sweep(self, message: Message) -> None:
-        """Run five values of one setting under each schedule that the message names."""
-        axis = self.controls[str(message["x"])]
-        if not isinstance(axis, Slider):
-            return
-        self.drawing.over(axis.name)
-        self.drawing.put(self.settings)
-        names = [str(name) for name in message.get("schedules", [])] or [self.settings.schedule.name]
-        schedules = [each for each in self.controls.schedules(self.settings) if each.name in names]
-        planned = list[Planned]()
-        for label, at in spread(axis, self.settings, int(message.get("points", 5))):
-            for schedule in schedules:
-                each = at.on(schedule=schedule)
-                if not why_not(each):
-                    planned.append(Planned(each, f"{axis.label} {label}, {schedule.name}"))
-        self.runs.begin(planned)
+        """Run some values of one setting, over which the curves are then drawn; see `planned`."""
+        now = self.settings
+        self._on_axis({"name": message["x"]})
+        self.runs.begin(planned(now, self.controls.schedules(now), str(message["x"]), str(message["y"])))
+
+    def _on_sweep_stop(self, _: Message) -> None:
+        self.runs.stop()
 
     def _on_ready(self, _: Message) -> None:
         self.runs.resend()
@@ -270,28 +277,10 @@ class Studio:
             with self._lock:
                 self.measured = [*self.measured, (settings, result)]
         self.drawing.put(self.settings)
-        self.drawing.wait(60.0)
-        if settings == self.settings:
-            self._show_lanes(settings, result)
 
-    def _show_lanes(self, settings: Settings, result: Result) -> None:
-        """Show the middle of the run, as simulated and as measured."""
-        simulated = simulate(settings.predicted(), settings.schedule, detail=Detail.TASK)
-        first, last = middle(result.timeline)
-        where = f"{settings.schedule.name}, iterations {first} to {last - 1}"
-        both = [(f"{each.source.value}: {where}", each.timeline.window(first, last)) for each in (simulated, result)]
-        self.drawing.show_lanes(both)
-
-
-def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Settings]]:
-    """Settings at so many positions of a slider, evenly over those that work, with their labels."""
-    steps = axis.steps(settings)
-    works = [step for step in steps if not why_not(axis.write(settings, step.value))]
-    if len(works) <= points:
-        chosen = works
-    else:
-        chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
-    return [(step.label, axis.write(settings, step.value)) for step in chosen]
+    def _at_rest(self) -> None:
+        """Wait until everything is drawn: the cores belong to the next run."""
+        self.drawing.wait(_PATIENCE)
 
 
 def _takes(settings: Settings) -> bool:
