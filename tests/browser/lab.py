@@ -1,4 +1,4 @@
-"""JupyterLab on the loopback with settings of its own, and Debian's chromium that drives it."""
+"""JupyterLab on the loopback with settings of its own, and a browser that drives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ SETTINGS = {
 }
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 FLAGS += ("--disable-component-update", "--disable-sync")
+ROOT = Path(__file__).parents[2]
 OURS = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")
-DARK = {"apputils-extension/themes": {"theme": "JupyterLab Dark"}}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Server:
 
     url: str
     token: str
+    root: Path
 
 
 class Session:
@@ -46,12 +48,13 @@ class Session:
         self.browser = browser
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.asked: Counter[str] = Counter()
         self.page = self.fresh_page()
 
     def fresh_page(self) -> Any:
         """A new page, watched from its first request on."""
         page = self.browser.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(int(os.environ.get("WB_T", "60_000")))
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda asked: None if asked.url.startswith(OURS) else self.requests.append(asked.url))
@@ -63,10 +66,29 @@ class Session:
         line.first.wait_for(timeout=1000 * seconds)
         return str(line.first.inner_text()).strip()
 
+    def cell(self, containing: str) -> Any:
+        """The code cell whose code contains a text."""
+        editor = self.page.locator(".jp-InputArea-editor", has_text=containing)
+        return self.page.locator(".jp-CodeCell", has=editor)
+
     def run_cell(self, containing: str) -> None:
-        """Run the code cell that contains a text."""
-        self.page.locator(".jp-CodeCell .jp-InputArea-editor", has_text=containing).first.click()
+        """Run the code cell whose code contains a text."""
+        self.cell(containing).locator(".jp-InputArea-editor").click()
         self.page.keyboard.press("Control+Enter")
+
+    def ask(self, name: str) -> Any:
+        """Run a cell made by `answering`; its answer."""
+        self.asked[name] += 1
+        self.run_cell(f'turns["{name}"]')
+        _, answer = self.said(f"{name}-{self.asked[name]} ").split(" ", maxsplit=1)
+        return json.loads(answer)
+
+
+def answering(name: str, code: str) -> str:
+    """A cell of code that ends in an expression for `Session.ask`, which JSON can hold."""
+    *before, last = code.strip().splitlines()
+    turn = ["import collections, json", 'turns = globals().get("turns") or collections.Counter()', f'turns["{name}"] += 1']
+    return "\n".join([*before, *turn, f'print(f"{name}-{{turns[\'{name}\']}}", json.dumps({last}))'])
 
 
 def chromium() -> str | None:
@@ -81,7 +103,7 @@ def serving(root: Path, private: Path, settings: dict[str, Any] | None = None) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}", secrets.token_hex(8))
+    server = Server(f"http://127.0.0.1:{port}", secrets.token_hex(8), root)
     for name, values in {**SETTINGS, **(settings or {})}.items():
         file = private / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +111,7 @@ def serving(root: Path, private: Path, settings: dict[str, Any] | None = None) -
     folders = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
     folders = {f"JUPYTER_{name}": str(private / folder) for name, folder in folders.items()}
     folders |= {f"JUPYTERLAB_{name}_DIR": str(private / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
-    env = {**os.environ, **folders, "IPYTHONDIR": str(private / "ipython"), "WB_SCALE": "small"}
+    env = {**os.environ, **folders, "IPYTHONDIR": str(private / "ipython"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"]
     command += [f"--ServerApp.root_dir={root}", "--LabApp.news_url=None"]
@@ -139,14 +161,24 @@ def browsing(profile: Path) -> Iterator[Any]:
         browser.close()
 
 
-def open_notebook(page: Any, server: Server, notebook: str) -> None:
-    """Open a notebook and wait until its kernel is idle; the toolbar says so too early, the status bar does not."""
-    page.goto(f"{server.url}/lab/workspaces/test/tree/{notebook}?token={server.token}")
+def open_notebook(page: Any, server: Server, name: str, cells: Mapping[str, str]) -> None:
+    """Write a notebook of these cells, open it and wait until its kernel is idle."""
+    empty = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    written = [{**empty, "id": key, "source": code.strip()} for key, code in cells.items()]
+    content = {"cells": written, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (server.root / f"{name}.ipynb").write_text(json.dumps(content), encoding="utf-8")
+    page.goto(f"{server.url}/lab/workspaces/{name}/tree/{name}.ipynb?token={server.token}")
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
+    idle(page)
+
+
+def idle(page: Any) -> None:
+    """Wait until the kernel is idle; the toolbar says so too early, the status bar does not."""
     page.locator("#jp-main-statusbar").get_by_text(re.compile(r"\|\s*Idle")).wait_for()
 
 
-def run_all(page: Any) -> None:
-    """Run > Run All Cells."""
-    page.locator("li.lm-MenuBar-item", has_text="Run").first.click()
-    page.locator("li.lm-Menu-item[data-command='runmenu:run-all']").click()
+def choose(page: Any, menu: str, command: str) -> None:
+    """Choose a command from one of JupyterLab's menus."""
+    page.locator("li.lm-MenuBar-item", has_text=re.compile(f"^{menu}$")).click()
+    page.locator(f"li.lm-Menu-item[data-command='{command}']").click()

@@ -307,6 +307,16 @@ def test_a_second_start_begins_no_second_run(view, runs):
     assert len(runs) == 1
 
 
+def test_as_soon_as_start_is_offered_again_it_starts(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].finish()
+    until(lambda: view.live["state"] == "finished" and view.live["can"])
+    say(view, "start")
+    until(lambda: len(runs) == 2)
+    runs[1].stop()
+
+
 def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
     say(view, "sweep", x="kv_capacity", points=5, schedules=[view.schedule.name, "VSLPipe"])
     for number in range(3):

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.analysis.explain import explain
 from workbench.core.result import Result
 from workbench.core.timeline import Timeline
+from workbench.plots import middle
 from workbench.schedules import Schedule
 from workbench.simulate.loading import loader
 from workbench.widgets.parts.newest import Newest
@@ -162,12 +163,19 @@ class Drawing:
         return [{"what": what, "gain": gain, "then": then} for what, gain, then in prices.rows()]
 
     def _lanes(self, settings: Settings) -> None:
-        found = self._predictions.lanes(settings)
-        titled = [] if isinstance(found, Refused) else [(f"{settings.schedule.name}, a typical iteration", found)]
-        self._publish("lanes", tracks(titled))
-
-    def show_lanes(self, titled: Sequence[tuple[str, Timeline]]) -> None:
-        """Show these lanes until the settings change."""
+        """Show the middle of the last run at these settings, as simulated and as measured; else what is simulated."""
+        runs = [run for at, run in self._measured() if at == settings]
+        name = settings.schedule.name
+        played = self._predictions.played(settings) if runs else self._predictions.lanes(settings)
+        titled: list[tuple[str, Timeline]] = []
+        if isinstance(played, Timeline) and runs:
+            measured = runs[-1].timeline
+            first, last = middle(measured)
+            where = f"{name}, iterations {first} to {last - 1}"
+            titled = [(f"simulated: {where}", played.window(first, last))]
+            titled += [(f"measured: {where}", measured.window(first, last))]
+        elif isinstance(played, Timeline):
+            titled = [(f"{name}, a typical iteration", played)]
         self._publish("lanes", tracks(titled))
 
     # ------------------------------------------------------------------------------------------------------- curves

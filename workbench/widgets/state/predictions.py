@@ -17,7 +17,7 @@ from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.serving import fits
 from workbench.serving.ledger import Ledger
-from workbench.simulate import simulate, typical_iteration
+from workbench.simulate import Detail, simulate, typical_iteration
 from workbench.simulate.loading import loader
 from workbench.widgets.state.settings import Settings
 
@@ -52,6 +52,7 @@ class Predictions:
         self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
+        self._played = lru_cache(maxsize=1)(self._asking(_played))
         self._prices = lru_cache(maxsize=_FEW)(self._asking(shadow_prices))
         self._costs = lru_cache(maxsize=_FEW)(self._asking(lambda scenario, _: costs(scenario)))
 
@@ -96,6 +97,10 @@ class Predictions:
         """The typical iteration under the chosen schedule."""
         return self._lanes(settings)
 
+    def played(self, settings: Settings) -> Timeline | Refused:
+        """Every task of the simulation under the chosen schedule."""
+        return self._played(settings)
+
     def prices(self, settings: Settings) -> ShadowPrices | Refused:
         """The gains from twice as much of each resource, by the bound."""
         return self._prices(settings)
@@ -124,6 +129,10 @@ def _scenario(settings: Settings) -> Scenario | Refused:
         return settings.predicted()
     except WorkbenchError as error:
         return Refused(str(error))
+
+
+def _played(scenario: Scenario, schedule: Schedule) -> Timeline:
+    return simulate(scenario, schedule, detail=Detail.TASK).timeline
 
 
 def _simulated(scenario: Scenario, schedule: Schedule) -> Result:

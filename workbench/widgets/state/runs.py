@@ -44,6 +44,8 @@ class Runs:
         Shows new samples of the gauges; the flag says that they replace all earlier ones.
     ended : callable (Settings, Result) -> None
         Called with each run that gave a result, and its settings.
+    quiet : callable () -> None
+        Called between two runs; waits until nothing else takes the cores.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class Runs:
         show: Callable[[Plain], None],
         sample: Callable[[list[Any], bool], None],
         ended: Callable[[Settings, Result], None],
+        quiet: Callable[[], None],
     ) -> None:
         self._show = show
         self._sample = sample
         self._ended = ended
+        self._quiet = quiet
+        self._busy = False
         self._run: LiveRun | None = None
         self._lock = threading.RLock()
         self._stopped = threading.Event()
@@ -66,7 +71,7 @@ class Runs:
     @property
     def busy(self) -> bool:
         """True while runs are going on."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._busy
 
     def allow(self, why: str) -> None:
         """Set the reason why the present settings cannot run; an empty text allows them."""
@@ -77,9 +82,11 @@ class Runs:
     def begin(self, planned: Sequence[Planned]) -> None:
         """Run these settings one after the other in the background, unless runs are going on."""
         with self._lock:
-            if self.busy or self._why:
+            if self.busy or self._why or not planned:
                 return
             self._stopped.clear()
+            self._busy = True
+            self._publish(self._last)
             self._thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
             self._thread.start()
 
@@ -109,7 +116,14 @@ class Runs:
         self._sample(list(self._samples), True)
 
     def _follow(self, planned: Sequence[Planned]) -> None:
+        self._run_all(planned)
+        self._busy = False
+        self._publish(self._last)
+
+    def _run_all(self, planned: Sequence[Planned]) -> None:
         for number, (settings, title, simulated) in enumerate(planned):
+            if number:
+                self._quiet()
             if self._stopped.is_set():
                 return
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
@@ -146,7 +160,7 @@ class Runs:
 
     def _publish(self, told: Plain) -> None:
         self._last = told
-        can = not self._why and not (self.busy and told["state"] in ("loading", "running", "paused"))
+        can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
         self._show({**told, "can": can, "why": self._why, "channels": channels})
 

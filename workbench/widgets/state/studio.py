@@ -10,12 +10,10 @@ from typing import Any
 from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
 from workbench.core.result import Result
 from workbench.pipeline import Pipeline, Stack
-from workbench.plots import middle
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
 from workbench.serving.prepared import price
-from workbench.simulate import Detail, simulate
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
@@ -23,11 +21,15 @@ from workbench.widgets.state.offered import why_not, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs
 from workbench.widgets.state.settings import Settings
+from workbench.widgets.state.sweeps import swept
 from workbench.widgets.state.variants import Variants
 from workbench.widgets.state.wirings import Wirings
 
 Plain = dict[str, Any]
 Message = Mapping[str, Any]
+POINTS = 5
+"""Values of the setting that a sweep goes along."""
+_PATIENCE = 60.0  # seconds that a run of a sweep waits at most for the pictures of the one before
 
 
 class Studio:
@@ -68,7 +70,7 @@ class Studio:
         self.controls = Controls(self.settings, tuple(schedules))
         self.wirings = Wirings(names)
         self.variants = Variants(self.predictions)
-        self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran)
+        self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran, self._at_rest)
         self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
         for name, value in EMPTY.items():
             self._out(name, value)
@@ -251,21 +253,16 @@ class Studio:
         self.runs.stop()
 
     def _on_sweep(self, message: Message) -> None:
-        """Run five values of one setting under each schedule that the message names."""
+        """Run some values of one setting, over which the curves are then drawn, under each schedule that it names."""
+        now = self.settings
         axis = self.controls[str(message["x"])]
         if not isinstance(axis, Slider):
             return
-        self.drawing.over(axis.name)
-        self.drawing.put(self.settings)
-        names = [str(name) for name in message.get("schedules", [])] or [self.settings.schedule.name]
-        schedules = [each for each in self.controls.schedules(self.settings) if each.name in names]
-        planned = list[Planned]()
-        for label, at in spread(axis, self.settings, int(message.get("points", 5))):
-            for schedule in schedules:
-                each = at.on(schedule=schedule)
-                if not why_not(each):
-                    planned.append(self._planned(each, f"{axis.label} {label}, {schedule.name}"))
-        self.runs.begin(planned)
+        self._on_axis({"name": axis.name})
+        names = [str(name) for name in message.get("schedules", [])] or [now.schedule.name]
+        schedules = [each for each in self.controls.schedules(now) if each.name in names]
+        found = swept(now, axis, int(message.get("points", POINTS)), schedules)
+        self.runs.begin([self._planned(each, title) for title, each in found])
 
     def _on_ready(self, _: Message) -> None:
         self.runs.resend()
@@ -276,28 +273,10 @@ class Studio:
             with self._lock:
                 self.measured = [*self.measured, (settings, result)]
         self.drawing.put(self.settings)
-        self.drawing.wait(60.0)
-        if settings == self.settings:
-            self._show_lanes(settings, result)
 
-    def _show_lanes(self, settings: Settings, result: Result) -> None:
-        """Show the middle of the run, as simulated and as measured."""
-        simulated = simulate(settings.predicted(), settings.schedule, detail=Detail.TASK)
-        first, last = middle(result.timeline)
-        where = f"{settings.schedule.name}, iterations {first} to {last - 1}"
-        both = [(f"{each.source.value}: {where}", each.timeline.window(first, last)) for each in (simulated, result)]
-        self.drawing.show_lanes(both)
-
-
-def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Settings]]:
-    """Settings at so many positions of a slider, evenly over those that work, with their labels."""
-    steps = axis.steps(settings)
-    works = [step for step in steps if not why_not(axis.write(settings, step.value))]
-    if len(works) <= points:
-        chosen = works
-    else:
-        chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
-    return [(step.label, axis.write(settings, step.value)) for step in chosen]
+    def _at_rest(self) -> None:
+        """Wait until everything is drawn: the cores belong to the next run."""
+        self.drawing.wait(_PATIENCE)
 
 
 def _takes(settings: Settings) -> bool:

@@ -1,0 +1,271 @@
+"""The builder in JupyterLab with Python behind it: wired by hand, mended, run, and left by its kernel.
+
+The tests share one page and are in the order of a session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.board import Board
+from tests.browser.lab import Server, Session, answering, choose, idle, open_notebook
+from tests.systems import GOLDEN, PIPELINES, VSL
+from workbench.pipeline import Pipeline, code_of, fault_of, fetched, removed
+from workbench.pipeline.elements import located
+from workbench.stages import Place, kv, weights
+
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
+
+CLOSED = ("widget model not found", "Comm not found for comm id")
+"""Parts of what JupyterLab itself logs where a cell that is run again closes widgets that are still being drawn."""
+PLANS = Path(__file__).parents[1] / "golden"
+SYSTEMS = ("vslpipe", "lightning", "flexgen_s4", "streamed", "ktransformers", "both_on_cpu")
+CELLS = {
+    "words": """
+import threading
+import time
+
+import workbench as wb
+from tests.systems import GOLDEN, MIXED, VSL
+from workbench.schedules import VSLPipe
+from workbench.widgets import Builder
+
+scenario = wb.Scenario(
+    VSL,
+    model=wb.models["qwen2-57b-a14b"],
+    machine=wb.machine(gpu="rtx-5090", cpu="xeon-8380", memory="256GB"),
+    memory=wb.Memory(kv_capacity="40GB"),
+    workload=wb.workloads["rag"].sample(requests=200, output_len=128, seed=0),
+    scheduler=wb.ResourceAware(),
+)
+""",
+    "wired": "wired = Builder(scenario)\nwired",
+    "live": """
+local = wb.Machine.local()
+here = wb.Scenario(
+    VSL,
+    model=wb.checkpoint(wb.data_path("models/tiny-moe")),
+    machine=local.limit(link=min(0.1e9, local.link.h2d)),
+    memory=wb.Memory(kv_capacity="8MB", weights="fp32", kv="fp32"),
+    workload=wb.Workload.lengths(prompt=40, output=200, requests=64),
+    scheduler=wb.ResourceAware(),
+)
+live = Builder(here, [VSLPipe()])
+live
+""",
+    "busy": "end = time.time() + 4\nwhile time.time() < end:\n    sum(range(1000))",
+    "threads": answering("threads", "sum(thread.name == 'live-run' for thread in threading.enumerate())"),
+    "measured": answering("measured", "len(live.studio.measured)"),
+    "plans": answering(
+        "plans",
+        """
+plans = {
+    name: f"{wired.pipeline}\\n{schedule.lower(wired.pipeline, MIXED)}\\n"
+    for name, (pipeline, schedule) in GOLDEN.items()
+    if pipeline == wired.pipeline
+}
+plans
+""",
+    ),
+}
+
+
+def pipeline_of(system: str) -> Pipeline:
+    return next(pipeline for name, (pipeline, _) in GOLDEN.items() if name.startswith(f"{system}."))
+
+
+def golden(system: str) -> dict[str, str]:
+    """Every golden plan of a pipeline."""
+    names = [name for name, (pipeline, _) in GOLDEN.items() if pipeline == pipeline_of(system)]
+    return {name: (PLANS / f"{name}.txt").read_text(encoding="utf-8") for name in names}
+
+
+@pytest.fixture(scope="module")
+def opened(session: Session, server: Server) -> Session:
+    """The notebook in a browser, the builder for wiring shown."""
+    session.page.set_viewport_size({"width": 1680, "height": 1050})
+    open_notebook(session.page, server, "builder", CELLS)
+    session.run_cell("import workbench")
+    session.run_cell("wired = Builder")
+    return session
+
+
+@pytest.fixture
+def wired(opened: Session) -> Board:
+    board = Board(opened.page, opened.cell("wired = Builder"))
+    board.canvas.wait_for()
+    return board
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_wired_by_mouse_alone_has_the_plans_of_its_code(opened, wired, system):
+    wired.click("Clear")
+    wired.wire_by_mouse(pipeline_of(system))
+    assert opened.ask("plans") == golden(system)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_wired_by_keyboard_alone_has_the_plans_of_its_code(opened, wired, system):
+    wired.click("Clear")
+    wired.wire_by_keyboard(pipeline_of(system))
+    assert opened.ask("plans") == golden(system)
+
+
+# --------------------------------------------------------------------------------------------------- faults and history
+
+
+@pytest.fixture
+def fresh(opened: Session, wired: Board) -> Board:
+    """The builder after its cell was run again."""
+    wired.click("Clear")
+    opened.run_cell("wired = Builder")
+    wired.until(lambda: wired.code.strip() == code_of(VSL).strip())
+    return wired
+
+
+def test_a_removed_card_is_missed_in_the_words_of_the_code_and_put_back_by_a_button(fresh):
+    (place,) = (path for path, stage in located(VSL.chain) if str(stage) == "gpu(route)")
+    fault = fault_of(removed(VSL, place))
+    with fresh.changing():
+        fresh.options("route").get_by_role("button", name="Remove").click()
+    assert fresh.told() == (fault.text, [mend.label for mend in fault.mends])
+    fresh.click(fault.mends[0].label)
+    assert fresh.code.strip() == code_of(fault.mends[0].pipeline).strip()
+    assert fresh.callout.count() == 0
+
+
+def test_a_stream_that_cannot_be_is_told_and_mended(fresh):
+    fault = fault_of(fetched(VSL, kv, True))
+    fresh.tick(kv)
+    assert fresh.told() == (fault.text, [mend.label for mend in fault.mends])
+    fresh.click(fault.mends[0].label)
+    assert fresh.code.strip() == code_of(fault.mends[0].pipeline).strip()
+
+
+def test_undo_leads_to_the_beginning_and_redo_back(fresh):
+    codes = [fresh.code]
+    for name in ("experts", "out_proj"):
+        fresh.drag_across(name, Place.CPU)
+        codes.append(fresh.code)
+    fresh.tick(weights)
+    for code in reversed(codes):
+        fresh.click("Undo")
+        assert fresh.code == code
+    assert fresh.button("Undo").is_disabled()
+    for code in codes[1:]:
+        fresh.click("Redo")
+        assert fresh.code == code
+
+
+def test_pasted_code_moves_the_cards(opened, fresh):
+    with fresh.changing():
+        fresh.root.get_by_label("Code of the pipeline").fill(code_of(PIPELINES["all_cpu"]))
+    fresh.until(lambda: all(" on the CPU" in card for card in fresh.cards()))
+    assert opened.ask("plans").keys() == {"all_cpu.sequential"}
+
+
+def test_an_error_in_code_is_told_with_its_line_and_moves_nothing(fresh):
+    cards = fresh.cards()
+    lines = code_of(VSL).splitlines()
+    wrong = next(number for number, line in enumerate(lines, 1) if "gpu(qkv" in line)
+    lines[wrong - 1] = lines[wrong - 1].replace("qkv", "qvk")
+    fresh.root.get_by_label("Code of the pipeline").fill("\n".join(lines))
+    alert = fresh.root.get_by_role("alert").filter(has_text=f"Line {wrong}.")
+    alert.filter(has_text="qvk").wait_for()
+    assert fresh.cards() == cards
+    with fresh.changing():
+        fresh.root.get_by_label("Code of the pipeline").fill(code_of(PIPELINES["all_gpu"]))
+    alert.wait_for(state="detached")
+
+
+# ------------------------------------------------------------------------------------------------------------ live runs
+
+
+@pytest.fixture
+def live(opened: Session) -> Iterator[Board]:
+    board = Board(opened.page, opened.cell("live = Builder"))
+    if not board.root.count():
+        opened.run_cell("live = Builder")
+    board.button("Start").or_(board.button("Start again")).wait_for()
+    yield board
+    if board.button("Stop").count():
+        board.button("Stop").click()
+        board.until(lambda: board.status().startswith("Stopped"))
+
+
+def start(board: Board) -> None:
+    """Start a run and wait for its first tokens."""
+    board.button("Start").or_(board.button("Start again")).click()
+    board.until(lambda: board.status().startswith("Running") and board.emitted() > 0)
+
+
+def test_a_run_shows_tokens_holds_in_pause_goes_on_and_stops(live, capsys):
+    start(live)
+    live.button("Pause").click()
+    live.until(lambda: live.status().startswith("Paused"))
+    live.page.wait_for_timeout(300)
+    held = live.emitted()
+    live.page.wait_for_timeout(600)
+    assert live.emitted() == held
+    live.button("Resume").click()
+    live.until(lambda: live.emitted() > held)
+    live.button("Stop").click()
+    seconds = live.until(lambda: live.status().startswith("Stopped"))
+    with capsys.disabled():
+        print(f"\nclick on Stop to stopped: {1000 * seconds:.0f} ms")
+
+
+def test_two_builders_stay_apart(wired, live):
+    before = wired.code
+    with live.changing():
+        live.tick(weights)
+    assert wired.code == before
+    live.click("Undo")
+    start(live)
+    assert wired.status().startswith("Not started")
+    wired.drag_across("experts", Place.CPU)
+    live.until(lambda: live.status().startswith("Running"))
+
+
+def test_gauges_move_while_another_cell_is_busy(opened, live, capsys):
+    start(live)
+    frames = "+document.querySelector('.wb-strip').dataset.frames"
+    opened.run_cell("end = time.time()")
+    live.page.wait_for_timeout(500)
+    first, began = live.page.evaluate(frames), time.perf_counter()
+    live.page.wait_for_timeout(2500)
+    rate = (live.page.evaluate(frames) - first) / (time.perf_counter() - began)
+    with capsys.disabled():
+        print(f"\npictures of a live run while a cell is busy: {rate:.1f} per second")
+    assert rate > 2
+    idle(live.page)
+
+
+def test_the_cell_run_again_closes_the_view_and_ends_its_run(opened, live):
+    start(live)
+    opened.run_cell("live = Builder")
+    live.until(lambda: live.root.count() == 1 and live.status().startswith("Not started"))
+    live.until(lambda: opened.ask("threads") == 0)
+
+
+# ------------------------------------------------------------------------------------------------- the page around them
+
+
+def test_a_restarted_kernel_is_told_and_the_cell_run_again_recovers(opened, wired):
+    choose(opened.page, "Kernel", "kernelmenu:restart")
+    opened.page.get_by_role("dialog").get_by_role("button", name="Restart").click()
+    wired.root.get_by_text("run the cell again").wait_for()
+    idle(opened.page)
+    opened.run_cell("import workbench")
+    opened.run_cell("wired = Builder")
+    wired.root.get_by_text("run the cell again").wait_for(state="detached")
+    wired.drag_across("experts", Place.CPU)
+
+
+def test_nothing_was_asked_for_outside_and_no_error_logged(opened):
+    assert opened.requests == []
+    assert [error for error in opened.errors if not any(part in error for part in CLOSED)] == []
