@@ -12,8 +12,8 @@ from workbench.pipeline import Pipeline, Stack, code_of, connected
 from workbench.schedules import CGOPipe, Overlap, VSLPipe, contenders
 from workbench.stages import Op, combine, experts
 from workbench.widgets.state.controls import KV_CAPACITY
+from workbench.widgets.state.runs import spread
 from workbench.widgets.state.studio import Studio
-from workbench.widgets.state.sweeps import spread
 from workbench.widgets.state.wirings import presets
 
 

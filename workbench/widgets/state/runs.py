@@ -11,9 +11,12 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
 from workbench.engine import LiveRun, RunState, start
+from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits
+from workbench.widgets.state.controls import Slider
+from workbench.widgets.state.offered import why_not
 from workbench.widgets.state.settings import Settings
 
 Plain = dict[str, Any]
@@ -175,3 +178,28 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:
     if state is RunState.FAILED and run.error is not None:
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
+
+
+def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[tuple[str, Settings]]:
+    """Settings of the runs of a sweep, with their titles: at so many positions of a slider, under each schedule.
+
+    Settings that do not go together are left out.
+    """
+    found = list[tuple[str, Settings]]()
+    for label, at in spread(axis, settings, points):
+        for schedule in schedules:
+            each = at.on(schedule=schedule)
+            if not why_not(each):
+                found.append((f"{axis.label} {label}, {schedule.name}", each))
+    return found
+
+
+def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Settings]]:
+    """Settings at so many positions of a slider, evenly over those that work, with their labels."""
+    steps = axis.steps(settings)
+    works = [step for step in steps if not why_not(axis.write(settings, step.value))]
+    if len(works) <= points:
+        chosen = works
+    else:
+        chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
+    return [(step.label, axis.write(settings, step.value)) for step in chosen]

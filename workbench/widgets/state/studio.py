@@ -19,9 +19,8 @@ from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.offered import why_not, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
-from workbench.widgets.state.runs import Planned, Runs
+from workbench.widgets.state.runs import Planned, Runs, swept
 from workbench.widgets.state.settings import Settings
-from workbench.widgets.state.sweeps import swept
 from workbench.widgets.state.variants import Variants
 from workbench.widgets.state.wirings import Wirings
 
