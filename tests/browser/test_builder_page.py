@@ -16,6 +16,11 @@ from typing import Any
 import pytest
 
 from tests.browser.lab import Session, browsing
+from tests.builders import tiny_scenario
+from tests.systems import VSL
+from workbench.core.errors import ScenarioError
+from workbench.widgets import scenario_in
+from workbench.widgets.stills import packed
 
 pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -267,16 +272,83 @@ def test_a_busy_and_a_dead_kernel_are_told(opened):
     assert builder.cards()["qkv"] == "cpu"
 
 
-@pytest.mark.parametrize("kind", ["SVG", "PNG", "HTML"])
-def test_the_saved_picture_carries_the_code(opened, tmp_path, kind):
-    builder = opened("fork")
+def saved(builder: Builder, kind: str, folder: Path) -> Path:
+    """The file that Save gives."""
     builder.page.get_by_role("button", name="Save").click()
     with builder.page.expect_download() as download:
         builder.page.get_by_role("menuitem", name=kind).click()
-    download.value.save_as(tmp_path / "saved")
-    saved = (tmp_path / "saved").read_bytes()
-    assert b"layer = fetch(weights) | (" in saved
-    assert b"A40, 16 GB of it" in saved
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["SVG", "PNG", "HTML"])
+def test_the_saved_picture_carries_the_code_and_the_scenario(opened, tmp_path, kind):
+    builder = opened("fork")
+    scenario = tiny_scenario(pipeline=VSL)
+    builder.page.evaluate("told => (fake.kept = told)", packed(json.dumps(scenario.to_dict())))
+    path = saved(builder, kind, tmp_path)
+    assert path.name == f"pipeline.{kind.lower()}"
+    assert b"layer = fetch(weights) | (" in path.read_bytes()
+    assert b"A40, 16 GB of it" in path.read_bytes()
+    assert scenario_in(path).diff(scenario) == {}
+
+
+def test_a_picture_is_saved_without_a_scenario_that_cannot_be(opened, tmp_path):
+    builder = opened("fork")
+    path = saved(builder, "SVG", tmp_path)
+    assert b"layer = fetch(weights) | (" in path.read_bytes()
+    with pytest.raises(ScenarioError, match="holds no scenario"):
+        scenario_in(path)
+    builder.page.get_by_text("pipeline.svg, without its scenario").wait_for(state="attached")
+
+
+def test_an_empty_canvas_says_how_to_begin(opened):
+    builder = opened("empty")
+    begun = builder.page.locator(".wb-empty")
+    assert "Nothing is wired yet" in begun.inner_text()
+    assert builder.page.locator(".wb-problem").count() == 0
+    begun.get_by_role("button", name="VSLPipe").click()
+    builder.settled()
+    assert builder.sent() == [{"do": "open", "name": "vslpipe", "n": 2}]
+    assert list(builder.cards()) == VSLPIPE
+    assert begun.count() == 0
+
+
+def test_cards_beside_the_canvas_are_counted_and_shown(opened):
+    builder = opened("vslpipe")
+    builder.page.set_viewport_size({"width": 600, "height": 900})
+    more = builder.page.locator(".wb-more-after")
+    assert more.inner_text() == "3 more ›"
+    for _ in range(5):
+        if more.count():
+            more.click()
+            builder.settled()
+    box = builder.page.locator("[data-card=combine]").bounding_box()
+    assert box["x"] + box["width"] <= 600
+    assert builder.page.locator(".wb-more-before").inner_text().startswith("‹ ")
+    builder.page.set_viewport_size({"width": 1400, "height": 1000})
+    more.wait_for(state="detached")
+
+
+def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
+    builder = opened("vslpipe")
+    reading = builder.page.locator(".wb-reading-main")
+    assert "requests" not in reading.inner_text()
+    builder.page.evaluate("fake.put({figures: {...fake.state.figures, sample: 'first 2,000 of 20,000 requests'}})")
+    reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
+
+
+def test_the_view_is_busy_until_python_has_answered(opened):
+    builder = opened("vslpipe", delay=300)
+    view = builder.page.locator(".wb-builder")
+    assert view.get_attribute("aria-busy") == "false"
+    builder.page.locator("[data-card=qkv]").focus()
+    builder.page.keyboard.press("ArrowDown")
+    assert view.get_attribute("aria-busy") == "true"
+    builder.settled()
+    assert view.get_attribute("aria-busy") == "false"
+    assert builder.page.locator("[role=application]").count() == 1
 
 
 @pytest.mark.parametrize("width", [600, 700])
@@ -291,7 +363,7 @@ def test_nothing_is_wider_than_a_narrow_or_enlarged_page(opened, width):
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: `npm ci` in workbench/widgets/web")
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("scene", ["vslpipe", "fork", "ranges", "fault", "over"])
+@pytest.mark.parametrize("scene", ["vslpipe", "fork", "ranges", "fault", "over", "empty"])
 def test_readers_of_screens_find_nothing_amiss(opened, theme, scene):
     builder = opened(scene, theme)
     builder.page.get_by_role("button", name="Start", exact=True).click()

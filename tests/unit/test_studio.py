@@ -24,9 +24,8 @@ class Desk:
         self.shown = {}
         self.count = {}
         scenario = scenario or tiny_scenario(pipeline=VSL, requests=6)
-        self.studio = Studio(
-            scenario, tuple(schedules) or contenders(scenario.stack), names or {}, self.publish, lambda *_: None
-        )
+        offered = tuple(schedules) or contenders(scenario.stack)
+        self.studio = Studio(scenario, offered, names or {}, self.publish, lambda *_: None, lambda _: None)
 
     def publish(self, name, value):
         json.dumps(value)  # what cannot be sent fails here

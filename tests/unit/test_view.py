@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import VSL
@@ -22,7 +22,7 @@ from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
-from workbench.widgets import Builder, Dashboard, scenario_in
+from workbench.widgets import Builder, Dashboard, scenario_in, stills
 from workbench.widgets.builder import Made, View
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
@@ -201,6 +201,24 @@ def test_a_saved_picture_gives_its_scenario_back(view, tmp_path, ending):
     path = save_still(view.studio, tmp_path / f"wiring.{ending}")
     assert scenario_in(path).diff(view.scenario) == {}
     assert scenario_in(path).pipeline == view.pipeline
+
+
+def test_the_browser_gets_the_scenario_for_its_pictures(view, monkeypatch):
+    sent: list[str] = []
+    monkeypatch.setattr(view, "send", lambda message: sent.append(base64.b64decode(message["kept"]).decode()))
+    say(view, "keep")
+    assert Scenario.from_dict(json.loads(sent[0]), "what was sent").diff(view.scenario) == {}
+    say(view, "clear")
+    say(view, "keep")
+    assert sent[1:] == [""]
+
+
+def test_a_scenario_of_many_requests_is_read_from_its_picture(view, tmp_path, monkeypatch):
+    """Readers of PNG unpack no text that is longer than this, and refuse the whole picture."""
+    for module in (stills, PngImagePlugin):
+        monkeypatch.setattr(module, "MAX_TEXT_CHUNK", 100)
+    assert len(view.studio.told()) > 100
+    assert scenario_in(save_still(view.studio, tmp_path / "wiring.png")).diff(view.scenario) == {}
 
 
 def test_a_picture_without_a_scenario_says_so(view, tmp_path):

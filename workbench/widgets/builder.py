@@ -17,7 +17,7 @@ from workbench.scenario import Scenario
 from workbench.schedules import Schedule, contenders
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.studio import Studio
-from workbench.widgets.stills import still
+from workbench.widgets.stills import packed, still
 
 _WEB = Path(__file__).parent / "web" / "dist"
 _WIRED = ("wiring", "code", "settings", "figures", "curves", "lanes", "explain", "variants", "live")
@@ -82,7 +82,7 @@ class View(anywidget.AnyWidget):
         self._sending = threading.Lock()
         chosen = tuple(schedules) or contenders(scenario.stack)
         found = names_of_the_notebook() if names is None else names
-        self.studio = Studio(scenario, chosen, found, self._publish, self._sample)
+        self.studio = Studio(scenario, chosen, found, self._publish, self._sample, self._keep)
         self.studio.drawing.wait(FIRST)
         self.on_msg(self._received)
         View._opened.add(self)
@@ -120,6 +120,9 @@ class View(anywidget.AnyWidget):
 
     def _sample(self, samples: list[Any], fresh: bool) -> None:
         self.send({"samples": samples, "fresh": fresh})
+
+    def _keep(self, told: str) -> None:
+        self.send({"kept": packed(told)})
 
     def _received(self, _: object, message: Any, __: object) -> None:
         number = int(message.get("n", 0))

@@ -12,11 +12,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
+from PIL.PngImagePlugin import MAX_TEXT_CHUNK, PngInfo
 
 from workbench.analysis.costs import Costs
 from workbench.core.display import escaped
-from workbench.core.errors import ScenarioError, WorkbenchError
+from workbench.core.errors import ScenarioError
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Path as Place
@@ -27,18 +27,14 @@ from workbench.widgets.state.studio import Studio
 KEY = "moe-workbench scenario"
 """Name under which a picture holds its scenario."""
 DPI = 110
-_SVG = re.compile(r"<desc>(.*?)</desc>", re.DOTALL)
-_PAGE = re.compile(r'<script type="text/plain" id="moe-workbench-scenario">(.*?)</script>', re.DOTALL)
+ID = "moe-workbench-scenario"
+"""Name of the element of an SVG or a page that holds the scenario."""
+_KEPT = re.compile(rf'id="{ID}">([A-Za-z0-9+/=]*)<')
 
 
 def still(studio: Studio) -> dict[str, Any]:
     """A picture of the wiring with its figures, as entries of a mime bundle; with the scenario inside if it can be."""
-    settings = studio.settings
-    try:
-        told = json.dumps(settings.scenario().to_dict())
-    except WorkbenchError:
-        told = ""
-    return {"image/png": base64.b64encode(_png(studio, told)).decode()}
+    return {"image/png": base64.b64encode(_png(studio, studio.told())).decode()}
 
 
 def save_still(studio: Studio, path: str | Path) -> Path:
@@ -63,7 +59,7 @@ def save_still(studio: Studio, path: str | Path) -> Path:
 
 
 def scenario_in(path: str | Path) -> Scenario:
-    """The scenario in a picture that `save_still` wrote.
+    """The scenario in a picture that `save_still` wrote, or that the builder saved.
 
     Raises
     ------
@@ -75,8 +71,7 @@ def scenario_in(path: str | Path) -> Scenario:
         with Image.open(path) as picture:
             told = str(getattr(picture, "text", {}).get(KEY, ""))
     else:
-        text = path.read_text(encoding="utf-8")
-        found = (_SVG if path.suffix == ".svg" else _PAGE).search(text)
+        found = _KEPT.search(path.read_text(encoding="utf-8"))
         told = base64.b64decode(found[1]).decode() if found else ""
     if not told:
         raise ScenarioError(f"{path} holds no scenario; give a picture that was saved with one.")
@@ -105,8 +100,8 @@ def notes_of(costs: Costs) -> dict[tuple[int, Place], str]:
     }
 
 
-def _packed(told: str) -> str:
-    """Text in letters that mean nothing in a page."""
+def packed(told: str) -> str:
+    """Text in base64, whose letters mean nothing in a page."""
     return base64.b64encode(told.encode()).decode()
 
 
@@ -127,7 +122,7 @@ def _png(studio: Studio, told: str = "") -> bytes:
     drawn = io.BytesIO()
     info = PngInfo()
     if told:
-        info.add_text(KEY, told, zip=True)
+        info.add_text(KEY, told, zip=len(told) < MAX_TEXT_CHUNK)  # a longer one is not unpacked when it is read
     _figure(studio).savefig(drawn, format="png", dpi=DPI, pil_kwargs={"pnginfo": info})
     return drawn.getvalue()
 
@@ -136,7 +131,7 @@ def _svg(studio: Studio, told: str) -> str:
     drawn = io.StringIO()
     _figure(studio).savefig(drawn, format="svg")
     head, tail = re.split(r"(?<=>)(?=\s*<metadata>)", drawn.getvalue(), maxsplit=1)
-    return f"{head}\n <desc>{_packed(told)}</desc>{tail}"
+    return f'{head}\n <metadata id="{ID}">{packed(told)}</metadata>{tail}'
 
 
 def _page(studio: Studio, told: str) -> str:
@@ -144,9 +139,8 @@ def _page(studio: Studio, told: str) -> str:
     code = escaped(studio.wirings.code(studio.settings.pipeline)["text"])
     picture = base64.b64encode(_png(studio)).decode()
     title = escaped(headline(studio))
-    kept = _packed(told)
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<h1>{title}</h1>\n'
         f'<img alt="{title}" style="max-width:100%" src="data:image/png;base64,{picture}">\n<pre>{code}</pre>\n'
-        f'<script type="text/plain" id="moe-workbench-scenario">{kept}</script></html>\n'
+        f'<script type="text/plain" id="{ID}">{packed(told)}</script></html>\n'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,8 @@ class Studio:
         Called from several threads, one at a time, with the name of a part and what it shows.
     sample : callable (list, bool) -> None
         Called with new samples of a run's gauges; see `Runs`.
+    keep : callable (str) -> None
+        Called with the scenario as a picture holds it, where a picture is saved; see `told`.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Studio:
         names: Mapping[str, Op | ExpertSet],
         publish: Callable[[str, Any], None],
         sample: Callable[[list[Any], bool], None],
+        keep: Callable[[str], None],
     ) -> None:
         self._lock = threading.RLock()
         self._out = publish
+        self._keep = keep
         self.settings = Settings.of(scenario, schedules[0])
         self._wanted = schedules[0]
         self._past: list[Settings] = []
@@ -92,6 +97,13 @@ class Studio:
                     self._wanted = self.controls.schedule_named(str(message["name"])) or self._wanted
                 now = self.settings
                 self._wire(self.wirings.edit(now.pipeline, message, now.model))
+
+    def told(self) -> str:
+        """The scenario as JSON, for a picture to hold; empty if it cannot be, or cannot be written."""
+        try:
+            return json.dumps(self.settings.scenario().to_dict())
+        except WorkbenchError:
+            return ""
 
     # ------------------------------------------------------------------------------------------------------ showing
 
@@ -220,6 +232,9 @@ class Studio:
     def _on_pin(self, _: Message) -> None:
         self.variants.pin(self.settings, self.wirings.code(self.settings.pipeline)["text"])
         self._out("variants", self.variants.plain())
+
+    def _on_keep(self, _: Message) -> None:
+        self._keep(self.told())
 
     def _on_unpin(self, message: Message) -> None:
         self.variants.unpin(int(message["id"]))

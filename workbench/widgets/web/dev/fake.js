@@ -199,7 +199,7 @@ const FIGURES = {
   ],
   ledger: [
     { name: "GPU memory", capacity: "16 GB", over: false, left: "1.1 GB free", parts: [{ name: "weight slots", size: "5.9 GB", share: 0.37 }, { name: "resident weights", size: "3.2 GB", share: 0.2 }, { name: "activations", size: "5.8 GB", share: 0.36 }] },
-    { name: "CPU memory", capacity: "265 GB", over: false, left: "101 GB free", parts: [{ name: "weights", size: "93.4 GB", share: 0.352 }, { name: "KV cache", size: "70 GB", share: 0.264 }, { name: "buffers", size: "0.6 GB", share: 0.002 }] },
+    { name: "Host memory", capacity: "265 GB", over: false, left: "101 GB free", parts: [{ name: "weights", size: "93.4 GB", share: 0.352 }, { name: "KV cache", size: "70 GB", share: 0.264 }, { name: "buffers", size: "0.6 GB", share: 0.002 }] },
   ],
   explain: [
     "The link to the GPU limits it: it is busy for 98 % of the time, and each layer streams 2.98 GB of weights.",
@@ -218,6 +218,7 @@ const CURVES = {
     { name: "measured", kind: "measured", points: [[8e9, 70], [24e9, 170], [48e9, 290], [70e9, 330]] },
   ],
   chosen: "VSLPipe", axis: "kv_capacity", axes: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "Running sequences" }],
+  sweep: { y: [{ value: "chosen", label: "the chosen schedule" }, { value: "schedule", label: "every schedule" }, { value: "max_running", label: "Running sequences" }] },
 };
 
 function lanesOf() {
@@ -371,6 +372,7 @@ export class FakeModel {
   }
   do_unpin(m) { this.put({ variants: this.state.variants.filter((each) => each.id !== m.id) }); }
   do_axis(m) { this.put({ curves: { ...this.state.curves, axis: m.name, x: { ...this.state.curves.x, label: this.state.curves.axes.find((each) => each.value === m.name).label } } }); }
+  do_keep() { this.fire("msg:custom", { kept: this.kept ?? "" }); }
   do_sweep() { this.do_start(); }
   do_start() {
     this.fire("msg:custom", { fresh: true, samples: [] });

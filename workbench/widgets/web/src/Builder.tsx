@@ -1,7 +1,7 @@
 import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 import type { Model } from "./contract";
-import { BenchContext, useTrait, useWidth } from "./hooks";
+import { BenchContext, useTalk, useTrait, useWidth } from "./hooks";
 import { Code } from "./parts/Code";
 import { Curves } from "./parts/Curves";
 import { Explain } from "./parts/Explain";
@@ -48,14 +48,21 @@ export function Builder({ model, talk, samples }: Props): ReactNode {
   }, [model, talk, samples]);
   return (
     <BenchContext value={bench}>
-      <div className="wb-builder" data-lm-suppress-shortcuts="true" onKeyDown={keep}>
-        <Notice />
-        <Parts />
-        <div className="wb-unseen" role="status" aria-live="polite">
-          {said}
-        </div>
-      </div>
+      <View said={said} />
     </BenchContext>
+  );
+}
+
+function View({ said }: { said: string }): ReactNode {
+  const { open } = useTalk();
+  return (
+    <div className="wb-builder" data-lm-suppress-shortcuts="true" aria-busy={open} onKeyDown={keep}>
+      <Notice />
+      <Parts />
+      <div className="wb-unseen" role="status" aria-live="polite">
+        {said}
+      </div>
+    </div>
   );
 }
 

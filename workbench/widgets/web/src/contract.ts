@@ -191,6 +191,7 @@ export interface Curves {
   chosen?: string; // the name of the chosen schedule's line
   axis?: string; // what the curves are drawn over
   axes?: Field[];
+  sweep?: { y: Field[] }; // what a sweep can be repeated for
 }
 
 export interface Lanes {
@@ -247,11 +248,11 @@ export type Message =
   | { do: "cut"; range: number; layer: number }
   | { do: "merge"; range: number }
   | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
-  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "ready" }
+  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }
-  | { do: "sweep"; x: string; schedules: string[]; points: number };
+  | { do: "sweep"; x: string; y: string };
 
 type Listener = (...given: never[]) => void;
 

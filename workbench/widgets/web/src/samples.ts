@@ -8,7 +8,9 @@ export class Samples {
   private readonly strip = strip();
 
   constructor(private readonly model: Model) {
-    const on: Model["on"] = (event, listener) => model.on(event, listener);
+    const on = (event: string, listener: (message: object) => void): void => {
+      model.on(event, (message: object) => "samples" in message && listener(message));
+    };
     const messages = { on, send: () => undefined }; // the history is sent on `ready`
     this.strip.initialize({ model: messages });
   }

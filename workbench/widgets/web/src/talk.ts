@@ -23,6 +23,7 @@ interface Channel {
 export interface State {
   wiring: Wiring;
   waiting: boolean; // a change of the wiring is not answered yet
+  open: boolean; // a message is not answered yet
   busy: boolean;
   gone: boolean;
 }
@@ -133,7 +134,8 @@ export class Talk {
     }
     const oldest = this.open[0];
     const busy = oldest !== undefined && Date.now() - oldest.since >= PATIENCE;
-    return { wiring, waiting: this.edits.length > 0, busy, gone: this.gone };
+    const waiting = this.edits.length > 0;
+    return { wiring, waiting, open: waiting || oldest !== undefined, busy, gone: this.gone };
   }
 
   private changed(): void {

@@ -4,10 +4,11 @@ import { crc32 } from "node:zlib";
 
 import { amount, bytes, flops, percent, seconds } from "../src/format.ts";
 import { scale } from "../src/parts/scale.ts";
+import { unpacked } from "../src/wiring/kept.ts";
 import { picture } from "../src/wiring/picture.ts";
 import { withText } from "../src/wiring/png.ts";
 import { cardWords, moveWords } from "../src/wiring/words.ts";
-import { card, forked, move, offloaded, wiring } from "./chains.mjs";
+import { card, forked, move, offloaded, range, wiring } from "./chains.mjs";
 
 const plain = (text) => text.replaceAll("\u202f", " ");
 
@@ -46,6 +47,19 @@ test("the picture carries the code, escaped, and every card", () => {
   for (const name of ["qkv", "attention", "experts", "route", "shared", "combine"]) assert.ok(svg.includes(`>${name}<`));
   assert.ok(!/NaN|undefined|Infinity/.test(svg));
   assert.ok(!/href|url\(/.test(svg));
+});
+
+test("the picture holds the scenario where it is given", () => {
+  const element = '<metadata id="moe-workbench-scenario">';
+  assert.ok(picture(wiring(offloaded()), "", {}, COLOURS, "aGk=").includes(`${element}aGk=</metadata>`));
+  assert.ok(!picture(wiring(offloaded()), "", {}, COLOURS).includes(element));
+  assert.equal(unpacked(Buffer.from("é >> cpu").toString("base64")), "é >> cpu");
+});
+
+test("what a transfer carries is written whole, in two lines where it is long", () => {
+  const carries = "k v, q of decode rows";
+  const svg = picture(wiring(range(card("a", "gpu"), move("cpu", carries), card("b", "cpu"), move("gpu"))), "", {}, COLOURS);
+  for (const line of ["↓ k v, q of decode", "rows"]) assert.ok(svg.includes(`>${line}<`));
 });
 
 test("a text goes into a PNG as a chunk with its checksum", () => {

@@ -5,6 +5,7 @@ import { Talk } from "../src/talk.ts";
 import * as act from "../src/wiring/actions.ts";
 import { cardsOf } from "../src/wiring/chain.ts";
 import { expected } from "../src/wiring/expect.ts";
+import { kept } from "../src/wiring/kept.ts";
 import { card, forked, move, offloaded, range, wiring } from "./chains.mjs";
 
 // Python as a test plays it: what was sent, and answers when the test says so.
@@ -16,13 +17,13 @@ class Python {
   }
   get(name) { return this.state[name]; }
   on(event, listener) { (this.listeners[event] ??= []).push(listener); }
-  off() {}
+  off(event, listener) { this.listeners[event] = this.listeners[event].filter((each) => each !== listener); }
   send(message) { this.sent.push(message); }
   put(values) {
     Object.assign(this.state, values);
     for (const name of Object.keys(values)) this.fire(`change:${name}`);
   }
-  fire(event) { (this.listeners[event] ?? []).forEach((listener) => listener()); }
+  fire(event, ...given) { (this.listeners[event] ?? []).forEach((listener) => listener(...given)); }
 }
 
 const devices = (shown) => cardsOf(shown.ranges[0].chain).map((each) => `${each.name} ${each.device}`);
@@ -142,4 +143,29 @@ test("expected wirings are numbered anew and leave Python's untouched", () => {
   const after = expected(before, { do: "place", range: 0, path: [2], device: "gpu" });
   assert.deepEqual(before, copy);
   assert.deepEqual(after.ranges[0].chain.map((each) => each.path), [[0], [1]]);
+});
+
+test("the scenario is asked for, and awaited for 3 seconds", async () => {
+  const python = new Python(wiring(offloaded()));
+  const talk = new Talk(python);
+  const first = kept(python, talk);
+  assert.deepEqual(python.sent, [{ do: "keep", n: 1 }]);
+  assert.ok(talk.snapshot().open);
+  python.fire("msg:custom", { samples: [] });
+  python.fire("msg:custom", { kept: "e30=" });
+  python.put({ answered: 1 });
+  assert.equal(await first, "e30=");
+  assert.ok(!talk.snapshot().open);
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const second = kept(python, talk);
+  mock.timers.tick(3000);
+  mock.timers.reset();
+  assert.equal(await second, "");
+  assert.deepEqual(python.listeners["msg:custom"], []);
+});
+
+test("of a kernel that is gone nothing is awaited", async () => {
+  const python = new Python(wiring(offloaded()));
+  python.send = () => { throw new Error("comm is closed"); };
+  assert.equal(await kept(python, new Talk(python)), "");
 });

@@ -30,6 +30,7 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
   }, [open, at]);
 
   const current = options.findIndex((option) => option.value === value);
+  const shown = options[current]?.label ?? value;
   const show = (): void => {
     setAt(Math.max(0, current));
     setOpen(true);
@@ -78,7 +79,7 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
         onClick={() => (open ? setOpen(false) : show())}
         onKeyDown={key}
       >
-        <span>{options[current]?.label ?? value}</span>
+        <span title={shown}>{shown}</span>
       </button>
       <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open} onPointerDown={stay}>
         {options.map((option, index) => (

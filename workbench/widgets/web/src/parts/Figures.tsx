@@ -18,18 +18,21 @@ const COLUMNS: [Column, string, string][] = [
 ];
 
 export function Figures(): ReactNode {
-  const { problem, mends, sample, rows, ledger, pending } = useTrait("figures");
+  const { problem: said, mends, sample, rows, ledger, pending } = useTrait("figures");
+  const { fault } = useTrait("wiring");
+  const broken = useTrait("parts").includes("wiring") && Boolean(fault); // the wiring says so itself
+  const problem = broken ? "" : said;
   const send = useSend();
-  const refused = rows.filter((row) => row.why && !row.chosen);
-  const shown = rows.filter((row) => !refused.includes(row) && (!row.why || row.why !== problem));
+  const refused = broken ? [] : rows.filter((row) => row.why && !row.chosen);
+  const shown = broken ? [] : rows.filter((row) => !refused.includes(row) && (!row.why || row.why !== problem));
   const columns = COLUMNS.filter(([name]) => rows.some((row) => row[name]));
   const known = rows.filter((row) => row.chosen && !row.why && !row.pending);
   const main = known.find((row) => row.source === "simulated") ?? known[0];
   return (
-    <Panel title="Figures" name="figures" beside={<span className="wb-sample">{[sample, pending && "computing…"].filter(Boolean).join(", ")}</span>}>
+    <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
-      {!problem && !pending && rows.length === 0 && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
-      {main && <Reading row={main} />}
+      {!problem && (broken || (!pending && rows.length === 0)) && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
+      {main && <Reading row={main} sample={sample} />}
       {shown.length > 0 && (
         <div className="wb-scroll" tabIndex={0} role="region" aria-label="Figures of every schedule">
           <table className="wb-table">
@@ -74,11 +77,16 @@ export function Figures(): ReactNode {
 }
 
 // The figure that this view is about, and how far it is from the most that is possible.
-function Reading({ row }: { row: FigureRow }): ReactNode {
+function Reading({ row, sample }: { row: FigureRow; sample: string }): ReactNode {
   return (
     <div className="wb-reading">
       <p className="wb-reading-main">
         <b>{row.gen_tok_s}</b> output tokens/s
+        {sample && (
+          <span className="wb-reading-sample" title="All requests are simulated once the settings rest">
+            {sample}
+          </span>
+        )}
       </p>
       <p className="wb-reading-of">
         {row.name}, {row.source}
@@ -91,6 +99,7 @@ function Reading({ row }: { row: FigureRow }): ReactNode {
 
 function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): ReactNode {
   const source = row.source === row.name ? "" : row.source;
+  const none = row.pending ? "…" : "–";
   const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
   return (
     <tbody className={row.chosen ? "wb-chosen" : ""}>
@@ -99,10 +108,10 @@ function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): Rea
           <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
           <Name row={row} />
         </th>
-        <td className="wb-main">{row.gen_tok_s || "–"}</td>
-        <td>{typeof row.of_bound === "number" ? <Share of={row.of_bound} /> : "–"}</td>
+        <td className="wb-main">{row.gen_tok_s || none}</td>
+        <td>{typeof row.of_bound === "number" ? <Share of={row.of_bound} /> : none}</td>
         {columns.map(([column]) => (
-          <td key={column} className={`wb-col-${column}`}>{row[column] || "–"}</td>
+          <td key={column} className={`wb-col-${column}`}>{row[column] || none}</td>
         ))}
       </tr>
       <tr className="wb-row-words">

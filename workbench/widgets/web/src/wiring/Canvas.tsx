@@ -3,13 +3,14 @@ import type { Node, NodeChange, Viewport } from "@xyflow/react";
 import { useEffect, useId, useImperativeHandle, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { KeyboardEvent, ReactNode, Ref, RefObject } from "react";
 
-import type { Device, Fault, LayerRange, Mend } from "../contract";
+import type { Fault, LayerRange, Mend } from "../contract";
 import { useWidth } from "../hooks";
 import { Callout, type CalloutNode } from "./Callout";
 import { Card, type CardNode } from "./Card";
 import { type Drop, dropAt } from "./drop";
-import { ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode } from "./Ground";
+import { ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode, type Sizes } from "./Ground";
 import { CARD, type Layout } from "./layout";
+import { More } from "./More";
 import { TransferEdge, type WireEdge } from "./TransferEdge";
 
 type AnyNode = CardNode | GroundNode | PortNode | ForkNode | CalloutNode;
@@ -34,7 +35,7 @@ interface Props {
   fault: Fault | null;
   stale: boolean;
   active: string | null;
-  memories: Record<Device, string>;
+  sizes: Sizes;
   label: string;
   onActive: (key: string) => void;
   onDrop: (key: string, drop: Drop) => void;
@@ -57,11 +58,11 @@ function fixed<Kind extends AnyNode>(node: Kind): Kind {
 }
 
 function nodesOf(props: Props): AnyNode[] {
-  const { picture, fault, stale, active, memories } = props;
+  const { picture, fault, stale, active, sizes } = props;
   const { width, height, ports, callout } = picture;
   const cause = fault?.path?.join();
   const nodes: AnyNode[] = [
-    fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, width, height, zIndex: -1, data: { layout: picture, memories, stale } }),
+    fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, width, height, zIndex: -1, data: { layout: picture, sizes, stale } }),
   ];
   for (const { key, element, boxes } of picture.forks) {
     const position = { x: boxes[0]!.x + 12, y: boxes[0]!.y - 9 };
@@ -104,7 +105,7 @@ function Flow(props: Props): ReactNode {
   const [drop, setDrop] = useState<Drop | null>(null);
   const [held, setHeld] = useState<string | null>(null); // the card that is dragged
   const [nodes, setNodes] = useState<AnyNode[]>([]);
-  const wanted = useMemo(() => nodesOf(props), [picture, props.fault, props.stale, props.active, props.memories]);
+  const wanted = useMemo(() => nodesOf(props), [picture, props.fault, props.stale, props.active, props.sizes]);
   const edges = useMemo(() => edgesOf(props), [picture, props.stale]);
   useLayoutEffect(() => setNodes(wanted), [wanted]);
 
@@ -138,73 +139,88 @@ function Flow(props: Props): ReactNode {
     boxOf: (key) => cardNode(key)?.getBoundingClientRect() ?? null,
   }));
 
-  useWheel(place, (by) => setViewport((old) => ({ ...old, x: clamped(old.x - by, old.zoom) })));
-
   const over = picture.width * viewport.zoom + viewport.x - width;
+  const [before, after] = [viewport.x < -4, over > 4];
+  const middle = (picture.lanes.gpu.y + picture.lanes.gpu.height / 2) * viewport.zoom + viewport.y;
+  const hidden = (outside: (left: number, right: number) => boolean): number =>
+    picture.cards.filter(({ box }) => outside(box.x * viewport.zoom + viewport.x, (box.x + box.width) * viewport.zoom + viewport.x)).length;
+  const pan = (by: number): void => setViewport((old) => ({ ...old, x: clamped(old.x + by, old.zoom) }));
+  useWheel(place, (by) => pan(-by));
+
   const dropOf = (node: Node): Drop => dropAt(picture, node.position.x + CARD.width / 2, node.position.y + CARD.height / 2);
   return (
-    <div
-      ref={place}
-      className={["wb-canvas", viewport.x < -4 ? "wb-canvas-before" : "", over > 4 ? "wb-canvas-after" : ""].join(" ")}
-      role="application"
-      aria-label={props.label}
-      style={{ height }}
-      onKeyDown={(event) => onKey(event, keyOf(event.target))}
-      onFocus={(event) => {
-        const key = keyOf(event.target);
-        if (!key) return;
-        onActive(key);
-        show(key);
-      }}
-    >
-      <ReactFlow<AnyNode, WireEdge>
-        id={id}
-        nodes={nodes}
-        edges={held === null ? edges : edges.filter((edge) => edge.source !== held && edge.target !== held)}
-        nodeTypes={NODES}
-        edgeTypes={EDGES}
-        viewport={viewport}
-        onViewportChange={(next) => {
-          const still = fitted && Math.abs(next.zoom - viewport.zoom) < 1e-6; // it pans sideways and no further
-          setViewport(still ? { ...viewport, x: clamped(next.x, viewport.zoom) } : next);
-          if (!still) setFitted(false);
+    <>
+      <div
+        ref={place}
+        className={["wb-canvas", before ? "wb-canvas-before" : "", after ? "wb-canvas-after" : ""].join(" ")}
+        role="application"
+        aria-label={props.label}
+        style={{ height }}
+        onKeyDown={(event) => onKey(event, keyOf(event.target))}
+        onFocus={(event) => {
+          const key = keyOf(event.target);
+          if (!key) return;
+          onActive(key);
+          show(key);
         }}
-        onNodesChange={(changes: NodeChange<AnyNode>[]) => setNodes((old) => applyNodeChanges(changes, old))}
-        onNodeDragStart={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
-        onNodeDrag={(_, node) => {
-          setHeld(node.id);
-          setDrop(dropOf(node));
-        }}
-        onNodeDragStop={(_, node) => {
-          setDrop(null);
-          setHeld(null);
-          setNodes(wanted);
-          onDrop(node.id, dropOf(node));
-        }}
-        onNodeClick={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
-        nodesConnectable={false}
-        nodesFocusable={false}
-        edgesFocusable={false}
-        elementsSelectable={false}
-        disableKeyboardA11y
-        deleteKeyCode={null}
-        selectionKeyCode={null}
-        multiSelectionKeyCode={null}
-        panActivationKeyCode={null}
-        zoomActivationKeyCode="Control"
-        zoomOnScroll={false}
-        zoomOnDoubleClick={false}
-        preventScrolling={false}
-        nodeDragThreshold={0}
-        translateExtent={extent}
-        minZoom={0.4}
-        maxZoom={2}
-        proOptions={{ hideAttribution: true }}
       >
-        {drop && <DropHint drop={drop} picture={picture} />}
-      </ReactFlow>
-    </div>
+        <ReactFlow<AnyNode, WireEdge>
+          id={id}
+          ref={plain}
+          nodes={nodes}
+          edges={held === null ? edges : edges.filter((edge) => edge.source !== held && edge.target !== held)}
+          nodeTypes={NODES}
+          edgeTypes={EDGES}
+          viewport={viewport}
+          onViewportChange={(next) => {
+            const still = fitted && Math.abs(next.zoom - viewport.zoom) < 1e-6; // it pans sideways and no further
+            setViewport(still ? { ...viewport, x: clamped(next.x, viewport.zoom) } : next);
+            if (!still) setFitted(false);
+          }}
+          onNodesChange={(changes: NodeChange<AnyNode>[]) => setNodes((old) => applyNodeChanges(changes, old))}
+          onNodeDragStart={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
+          onNodeDrag={(_, node) => {
+            setHeld(node.id);
+            setDrop(dropOf(node));
+          }}
+          onNodeDragStop={(_, node) => {
+            setDrop(null);
+            setHeld(null);
+            setNodes(wanted);
+            onDrop(node.id, dropOf(node));
+          }}
+          onNodeClick={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
+          nodesConnectable={false}
+          nodesFocusable={false}
+          edgesFocusable={false}
+          elementsSelectable={false}
+          disableKeyboardA11y
+          deleteKeyCode={null}
+          selectionKeyCode={null}
+          multiSelectionKeyCode={null}
+          panActivationKeyCode={null}
+          zoomActivationKeyCode="Control"
+          zoomOnScroll={false}
+          zoomOnDoubleClick={false}
+          preventScrolling={false}
+          nodeDragThreshold={0}
+          translateExtent={extent}
+          minZoom={0.4}
+          maxZoom={2}
+          proOptions={{ hideAttribution: true }}
+        >
+          {drop && <DropHint drop={drop} picture={picture} />}
+        </ReactFlow>
+      </div>
+      {before && <More side="before" cards={hidden((left) => left < 0)} top={middle} onPress={() => pan(width * 0.6)} />}
+      {after && <More side="after" cards={hidden((_, right) => right > width)} top={middle} onPress={() => pan(-width * 0.6)} />}
+    </>
   );
+}
+
+// React Flow's own element is no second application within the canvas.
+function plain(element: HTMLElement | null): void {
+  element?.setAttribute("role", "none");
 }
 
 function keyOf(target: EventTarget): string | null {

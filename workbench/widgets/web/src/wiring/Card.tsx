@@ -3,7 +3,7 @@ import { memo, type ReactNode } from "react";
 
 import type { CardElement, Option } from "../contract";
 import { bytes, flops, percent, seconds } from "../format";
-import { cardWords, storedWord } from "./words";
+import { capital, cardWords, storedWord } from "./words";
 
 export type CardNode = Node<
   { element: CardElement; active: boolean; faulty: boolean; stale: boolean; onOptions: (key: string) => void },
@@ -35,7 +35,7 @@ export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNod
       aria-roledescription="operation"
       aria-label={`${cardWords(element)}${faulty ? ", cannot stand here" : ""}`}
       tabIndex={active ? 0 : -1}
-      title={element.about}
+      title={`${capital(element.about)}\n${cardWords(element)}`}
     >
       <Handle type="target" position={Position.Left} isConnectable={false} />
       <div className="wb-card-name">

@@ -5,18 +5,23 @@ import type { Device } from "../contract";
 import { bytes } from "../format";
 import type { Layout, Stream } from "./layout";
 
-export type GroundNode = Node<{ layout: Layout; memories: Record<Device, string>; stale: boolean }, "ground">;
+// What stands at the lanes: the capacities of both memories and the speed of the link between them.
+export interface Sizes extends Record<Device, string> {
+  link: string;
+}
+
+export type GroundNode = Node<{ layout: Layout; sizes: Sizes; stale: boolean }, "ground">;
 export type PortNode = Node<{ words: string; last: boolean }, "port">;
 export type ForkNode = Node<{ arms: number; onJoin: () => void }, "fork">;
 
 const LANES: { device: Device; name: string; memory: string }[] = [
   { device: "gpu", name: "GPU", memory: "GPU memory" },
-  { device: "cpu", name: "CPU", memory: "main memory" },
+  { device: "cpu", name: "CPU", memory: "host memory" },
 ];
 
 // What lies beneath the cards: the two lanes, the link, the forks' outlines and the weights that are streamed.
 export const Ground = memo(function Ground({ data }: NodeProps<GroundNode>): ReactNode {
-  const { layout, memories, stale } = data;
+  const { layout, sizes, stale } = data;
   const { lanes, link } = layout;
   return (
     <svg className="wb-ground" width={layout.width} height={layout.height} aria-hidden="true">
@@ -36,13 +41,16 @@ export const Ground = memo(function Ground({ data }: NodeProps<GroundNode>): Rea
               {memory.split(" ")[1]}
             </text>
             <text x={14} y={middle + 36} className="wb-lane-memory wb-lane-size">
-              {memories[device]}
+              {sizes[device]}
             </text>
           </g>
         );
       })}
-      <text x={14} y={link.y + link.height / 2 + 4} className="wb-lane-memory">
+      <text x={14} y={link.y + link.height / 2 - 4} className="wb-lane-memory">
         link
+      </text>
+      <text x={14} y={link.y + link.height / 2 + 12} className="wb-lane-memory wb-lane-size">
+        {sizes.link}
       </text>
       {layout.forks.flatMap(({ key, boxes }) =>
         boxes.map((box) => (

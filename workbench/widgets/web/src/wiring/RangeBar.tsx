@@ -17,44 +17,50 @@ export function RangeBar({ wiring, shown, onShow }: Props): ReactNode {
   const { ranges, layers } = wiring;
   const range = ranges[shown]!;
   const choose = (index: number): void => onShow((index + ranges.length) % ranges.length);
+  const cut = <Cut key={`${range.first} ${range.stop}`} range={range} index={shown} last={shown + 1 >= ranges.length} layers={layers} />;
+  if (ranges.length === 1) {
+    return (
+      <div className="wb-range-line wb-range-one">
+        <span className="wb-range-title">{range.title}</span>
+        <Fetches range={range} index={shown} />
+        {cut}
+      </div>
+    );
+  }
   return (
     <div className="wb-range">
       <div className="wb-range-line">
-        {ranges.length > 1 ? (
-          <div
-            className="wb-range-tabs"
-            role="tablist"
-            aria-label="Ranges of layers"
-            onKeyDown={(event) => {
-              if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-              choose(shown + (event.key === "ArrowLeft" ? -1 : 1));
-              (event.currentTarget.children[shown] as HTMLElement | undefined)?.focus();
-              event.preventDefault();
-            }}
-          >
-            {ranges.map((each, index) => (
-              <button
-                key={each.first}
-                type="button"
-                role="tab"
-                aria-selected={index === shown}
-                tabIndex={index === shown ? 0 : -1}
-                className="wb-range-tab"
-                style={{ flexGrow: each.stop - each.first }}
-                onClick={() => onShow(index)}
-              >
-                <span>
-                  {each.title}
-                  {wiring.fault?.range === index && <b className="wb-range-fault"> · to mend</b>}
-                </span>
-                <Miniature range={each} />
-              </button>
-            ))}
-          </div>
-        ) : (
-          <span className="wb-range-title">{range.title}</span>
-        )}
-        <Cut key={`${range.first} ${range.stop}`} range={range} index={shown} last={shown + 1 >= ranges.length} layers={layers} />
+        <div
+          className="wb-range-tabs"
+          role="tablist"
+          aria-label="Ranges of layers"
+          onKeyDown={(event) => {
+            if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+            choose(shown + (event.key === "ArrowLeft" ? -1 : 1));
+            (event.currentTarget.children[shown] as HTMLElement | undefined)?.focus();
+            event.preventDefault();
+          }}
+        >
+          {ranges.map((each, index) => (
+            <button
+              key={each.first}
+              type="button"
+              role="tab"
+              aria-selected={index === shown}
+              tabIndex={index === shown ? 0 : -1}
+              className="wb-range-tab"
+              style={{ flexGrow: each.stop - each.first }}
+              onClick={() => onShow(index)}
+            >
+              <span>
+                {each.title}
+                {wiring.fault?.range === index && <b className="wb-range-fault"> · to mend</b>}
+              </span>
+              <Miniature range={each} />
+            </button>
+          ))}
+        </div>
+        {cut}
       </div>
       <Fetches range={range} index={shown} />
     </div>

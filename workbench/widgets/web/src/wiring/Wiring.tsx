@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { Device, PaletteEntry } from "../contract";
+import type { Device, Mend, PaletteEntry, Settings } from "../contract";
 import { useBench, useTalk, useTrait, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
@@ -8,6 +8,8 @@ import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
 import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
 import { type Drop, dropAt, moved, stepped } from "./drop";
+import { Empty } from "./Empty";
+import { kept } from "./kept";
 import { layout } from "./layout";
 import { Options } from "./Options";
 import { Palette, type PaletteHandle } from "./Palette";
@@ -19,12 +21,11 @@ import { deviceName } from "./words";
 const END: Slot = { fork: null, arm: 0, before: null };
 
 export function Wiring(): ReactNode {
-  const { talk, announce } = useBench();
+  const { model, talk, announce } = useBench();
   const { wiring, waiting } = useTalk();
   const code = useTrait("code");
   const settings = useTrait("settings");
   const figures = useTrait("figures");
-  const { ledger } = figures;
   const [asked, setShown] = useState(0);
   const [focused, setFocused] = useState<string | null>(null);
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
@@ -39,9 +40,9 @@ export function Wiring(): ReactNode {
   const picture = useMemo(() => layout(range, fault, width), [range, fault, width]);
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
   const active = focused !== null && keys.includes(focused) ? focused : (keys[0] ?? null);
-  const size = (names: RegExp): string => ledger.find((row) => names.test(row.name))?.capacity ?? "";
-  const [gpu, cpu] = [size(/^gpu/i), size(/^(cpu|host|main|dram)/i)];
-  const memories = useMemo(() => ({ gpu, cpu }), [gpu, cpu]);
+  const capacity = (names: RegExp): string => figures.ledger.find((row) => names.test(row.name))?.capacity ?? "";
+  const [gpu, cpu, link] = [capacity(/^gpu/i), capacity(/^(cpu|host|main|dram)/i), linkSpeed(settings)];
+  const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
   useRefocus(place, canvas, active, `${keys.join()} ${here}`);
@@ -155,20 +156,29 @@ export function Wiring(): ReactNode {
     else announce(`${name(card)} is in no fork.`);
   };
 
-  const keep = (kind: Kind): void => {
-    save(kind, place.current!, { wiring, code, settings, figures }).then(
-      () => announce(`The picture is saved as pipeline.${kind}.`),
-      (error: Error) => announce(`The picture cannot be saved: ${error.message}.`),
-    );
+  const keep = async (kind: Kind): Promise<void> => {
+    const told = await kept(model, talk);
+    try {
+      await save(kind, place.current!, { wiring, code, settings, figures, kept: told });
+      announce(`The picture is saved as pipeline.${kind}${told ? "" : ", without its scenario"}.`);
+    } catch (error) {
+      announce(`The picture cannot be saved: ${(error as Error).message}.`);
+    }
   };
+  const empty = keys.length === 0;
+  const mend = ({ id }: Mend): void => void talk.send({ do: "mend", id });
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
   return (
-    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={keep} />}>
+    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+      <p className="wb-lead">
+        One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers
+        follow.
+      </p>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
-      {wiring.fault && (!fault || !picture.callout) && (
-        <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={(mend) => talk.send({ do: "mend", id: mend.id })} />
+      {wiring.fault && (!fault || (!picture.callout && !empty)) && (
+        <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={mend} />
       )}
       <div className="wb-wiring-place" ref={place}>
         <Canvas
@@ -178,19 +188,17 @@ export function Wiring(): ReactNode {
           fault={fault}
           stale={wiring.stale}
           active={active}
-          memories={memories}
+          sizes={sizes}
           label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
           onActive={setFocused}
           onDrop={drop}
           onOptions={options}
           onJoin={join}
-          onMend={(mend) => talk.send({ do: "mend", id: mend.id })}
+          onMend={mend}
           onKey={key}
         />
-        {keys.length === 0 && (
-          <p className="wb-empty">
-            No operation is placed. Drag one from the list below onto a lane{wiring.presets.length > 0 && ", or open a finished pipeline with Open"}.
-          </p>
+        {empty && (
+          <Empty presets={wiring.presets} mends={fault?.mends ?? []} onOpen={(preset) => talk.send({ do: "open", name: preset })} onMend={mend} />
         )}
         {open && opened?.element.kind === "card" && (
           <Options
@@ -224,6 +232,11 @@ export function Wiring(): ReactNode {
       </p>
     </Panel>
   );
+}
+
+function linkSpeed({ groups }: Settings): string {
+  const link = groups.flatMap(({ controls }) => controls).find(({ name }) => name === "link");
+  return link?.kind === "slider" ? (link.steps[link.at] ?? "") : "";
 }
 
 // The key that the next card of this name will have.

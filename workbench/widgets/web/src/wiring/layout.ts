@@ -4,15 +4,15 @@
 import type { CardElement, Device, Element, Fault, ForkElement, LayerRange, MoveElement } from "../contract";
 import { cardsOf, isPlace, keysOf, other, type Place, type Slot } from "./chain";
 
-export const CARD = { width: 138, height: 92 };
-export const GAP = 28; // between cards, a bus of transfers in its middle
+export const CARD = { width: 134, height: 92 };
+export const GAP = 22; // between cards, a bus of transfers in its middle
 const ROW = CARD.height + 14;
 const LANE_PAD = 14;
 const FORK_PAD = 24;
 const FORK_EDGE = 9; // above and below its cards
 const LINK = 92; // the strip between the lanes
-const GUTTER = 72; // names of the lanes
-const PORT = 34;
+const GUTTER = 70; // names of the lanes
+const PORT = 30;
 const MARGIN = 6;
 export const CALLOUT = { width: 440, height: 104 };
 

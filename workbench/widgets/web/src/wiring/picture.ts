@@ -2,6 +2,7 @@
 
 import type { Wiring } from "../contract";
 import { bytes, flops, percent, seconds } from "../format";
+import { ID } from "./kept";
 import { type Box, CARD, layout, type Layout, wirePath } from "./layout";
 import { storedWord } from "./words";
 
@@ -24,8 +25,9 @@ export function escaped(text: string): string {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/"/g, "&quot;");
 }
 
-// Draw every range, one below the other. `about` is written into the file as JSON, `code` as its description.
-export function picture(wiring: Wiring, code: string, about: object, colours: Colours): string {
+// Draw every range, one below the other. `about` is written into the file as JSON, `code` as its description, and the
+// scenario as it was kept.
+export function picture(wiring: Wiring, code: string, about: object, colours: Colours, kept = ""): string {
   const widest = Math.max(...wiring.ranges.map((range) => layout(range, null).width));
   const drawn = wiring.ranges.map((range) => ({ title: range.title, picture: layout(range, null, widest) }));
   const width = widest + 24;
@@ -41,6 +43,7 @@ export function picture(wiring: Wiring, code: string, about: object, colours: Co
     "<title>Pipeline</title>",
     `<desc>${escaped(code)}</desc>`,
     `<metadata>${escaped(JSON.stringify({ code, ...about }))}</metadata>`,
+    ...(kept ? [`<metadata id="${ID}">${kept}</metadata>`] : []),
     rect({ x: 0, y: 0, width, height }, colours.surface, "none", 0),
     ...parts,
     "</svg>\n",
@@ -93,10 +96,16 @@ function wires(picture: Layout, colours: Colours): string[] {
     if (!move || !label) return [];
     const what = `${move.target === "gpu" ? "↑" : "↓"} ${move.carries || "nothing"}`;
     const cost = [move.bytes === null ? "" : bytes(move.bytes), move.seconds === null ? "" : seconds(move.seconds)];
-    const width = Math.min(162, Math.max(70, 7 * Math.max(what.length, cost.join(" · ").length) + 12));
-    const box = rect({ x: label.x - width / 2, y: label.y - 18, width, height: 36 }, colours.raised, colours.ink3, 6);
-    const first = text(label.x, label.y - 3, clipped(what, 23), colours.ink, 11, "middle", 600);
-    return [box + first + text(label.x, label.y + 11, cost.filter(Boolean).join(" · "), colours.ink2, 11, "middle")];
+    const rows = [...twoLines(what, 21), cost.filter(Boolean).join(" · ")];
+    const width = Math.min(150, Math.max(70, 6.4 * Math.max(...rows.map((row) => row.length)) + 12));
+    const height = 15 * rows.length + 6;
+    const top = label.y - height / 2;
+    const box = rect({ x: label.x - width / 2, y: top, width, height }, colours.raised, colours.ink3, 6);
+    const said = rows.map((row, index) => {
+      const last = index + 1 === rows.length;
+      return text(label.x, top + 15 * (index + 1), row, last ? colours.ink2 : colours.ink, 11, "middle", last ? 400 : 600);
+    });
+    return [box, ...said];
   });
   return [...lines, ...labels];
 }
@@ -118,6 +127,13 @@ function cardPicture({ element, box }: Layout["cards"][number], colours: Colours
     text(x + 10, y + 66, stored, colours.ink2, 11),
     element.flops === null ? "" : text(x + 10, y + 81, flops(element.flops), colours.ink2, 11),
   ].join("");
+}
+
+// Words in one line, or in two where they are longer.
+function twoLines(words: string, most: number): string[] {
+  const space = words.lastIndexOf(" ", most);
+  if (words.length <= most || space < 0) return [clipped(words, most)];
+  return [words.slice(0, space), clipped(words.slice(space + 1), most)];
 }
 
 function clipped(words: string, most: number): string {

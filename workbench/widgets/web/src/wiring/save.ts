@@ -1,6 +1,7 @@
 // The picture as a file, made and kept in the browser.
 
 import type { Figures, Settings, Traits, Wiring } from "../contract";
+import { ID, KEY, unpacked } from "./kept";
 import { type Colours, escaped, picture } from "./picture";
 import { withText } from "./png";
 
@@ -19,15 +20,20 @@ const TOKENS: Record<keyof Colours, string> = {
 };
 
 export type Kind = "svg" | "png" | "html";
-type Drawn = Pick<Traits, "code" | "settings" | "figures"> & { wiring: Wiring };
+type Drawn = Pick<Traits, "code" | "settings" | "figures"> & { wiring: Wiring; kept: string };
 
 export async function save(kind: Kind, near: HTMLElement, drawn: Drawn): Promise<void> {
   const code = drawn.code.text;
   const settings = Object.fromEntries(valuesOf(drawn.settings));
-  const svg = picture(drawn.wiring, code, { settings }, coloursOf(near));
-  if (kind === "svg") return download(new Blob([svg], { type: "image/svg+xml" }), "pipeline.svg");
+  const colours = coloursOf(near);
+  if (kind === "svg") {
+    const svg = picture(drawn.wiring, code, { settings }, colours, drawn.kept);
+    return download(new Blob([svg], { type: "image/svg+xml" }), "pipeline.svg");
+  }
+  const svg = picture(drawn.wiring, code, { settings }, colours);
   if (kind === "html") return download(new Blob([page(svg, drawn)], { type: "text/html" }), "pipeline.html");
-  const png = withText(await rastered(svg), "Description", `${code}\n\n${JSON.stringify({ settings })}\n`);
+  const described = withText(await rastered(svg), "Description", `${code}\n\n${JSON.stringify({ settings })}\n`);
+  const png = drawn.kept ? withText(described, KEY, unpacked(drawn.kept)) : described;
   return download(new Blob([png as BlobPart], { type: "image/png" }), "pipeline.png");
 }
 
@@ -91,7 +97,8 @@ function page(svg: string, drawn: Drawn): string {
     `<h1>Pipeline</h1>${svg}`,
     `<pre>${escaped(drawn.code.text)}</pre>`,
     `<h2>Figures</h2><table>${rows(figureRows(drawn.figures))}</table>`,
-    `<h2>Settings</h2><table>${rows(valuesOf(drawn.settings))}</table></html>\n`,
+    `<h2>Settings</h2><table>${rows(valuesOf(drawn.settings))}</table>`,
+    `<script type="text/plain" id="${ID}">${drawn.kept}</script></html>\n`,
   ].join("\n");
 }
 

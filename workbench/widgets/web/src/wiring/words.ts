@@ -9,6 +9,10 @@ export function deviceName(device: Device): string {
   return NAMES[device];
 }
 
+export function capital(words: string): string {
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
 export function storedWord(card: CardElement): string {
   if (card.stored === "streamed") return "streamed to the GPU";
   if (card.stored === "chosen") return "chosen experts fetched";
