@@ -38,12 +38,14 @@ test("scales: ends, order, and ticks within", () => {
 });
 
 const COLOURS = Object.fromEntries(["ink", "ink2", "ink3", "hair", "tint", "surface", "raised", "line", "gpu", "cpu"].map((name) => [name, "#123456"]));
+const TOLD = { headline: "", code: "", settings: { KV: "70 GB" }, kept: "" };
 
 test("the picture carries the code, escaped, and every card", () => {
   const code = 'layer = gpu(a) >> cpu(b) | "x & y"';
-  const svg = picture(wiring(offloaded(), forked()), code, { settings: { KV: "70 GB" } }, COLOURS);
+  const svg = picture(wiring(offloaded(), forked()), { ...TOLD, headline: "a & b: 631", code }, COLOURS);
   const escaped = code.replaceAll("&", "&amp;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
   assert.ok(svg.includes(`<desc>${escaped}</desc>`));
+  assert.equal(svg.split(">a &amp; b: 631<").length, 3);
   for (const name of ["qkv", "attention", "experts", "route", "shared", "combine"]) assert.ok(svg.includes(`>${name}<`));
   assert.ok(!/NaN|undefined|Infinity/.test(svg));
   assert.ok(!/href|url\(/.test(svg));
@@ -51,14 +53,14 @@ test("the picture carries the code, escaped, and every card", () => {
 
 test("the picture holds the scenario where it is given", () => {
   const element = '<metadata id="moe-workbench-scenario">';
-  assert.ok(picture(wiring(offloaded()), "", {}, COLOURS, "aGk=").includes(`${element}aGk=</metadata>`));
-  assert.ok(!picture(wiring(offloaded()), "", {}, COLOURS).includes(element));
+  assert.ok(picture(wiring(offloaded()), { ...TOLD, kept: "aGk=" }, COLOURS).includes(`${element}aGk=</metadata>`));
+  assert.ok(!picture(wiring(offloaded()), TOLD, COLOURS).includes(element));
   assert.equal(unpacked(Buffer.from("é >> cpu").toString("base64")), "é >> cpu");
 });
 
 test("what a transfer carries is written whole, in two lines where it is long", () => {
   const carries = "k v, q of decode rows";
-  const svg = picture(wiring(range(card("a", "gpu"), move("cpu", carries), card("b", "cpu"), move("gpu"))), "", {}, COLOURS);
+  const svg = picture(wiring(range(card("a", "gpu"), move("cpu", carries), card("b", "cpu"), move("gpu"))), TOLD, COLOURS);
   for (const line of ["↓ k v, q of decode", "rows"]) assert.ok(svg.includes(`>${line}<`));
 });
 

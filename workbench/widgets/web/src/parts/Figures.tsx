@@ -6,6 +6,7 @@ import { percent } from "../format";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
+import { mainRow } from "./rows";
 
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
@@ -26,8 +27,7 @@ export function Figures(): ReactNode {
   const refused = broken ? [] : rows.filter((row) => row.why && !row.chosen);
   const shown = broken ? [] : rows.filter((row) => !refused.includes(row) && (!row.why || row.why !== problem));
   const columns = COLUMNS.filter(([name]) => rows.some((row) => row[name]));
-  const known = rows.filter((row) => row.chosen && !row.why && !row.pending);
-  const main = known.find((row) => row.source === "simulated") ?? known[0];
+  const main = mainRow(rows);
   return (
     <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}

@@ -2,7 +2,6 @@ import { useEffect, useRef, type ReactNode } from "react";
 
 import type { Live as LiveTrait } from "../contract";
 import { useBench, useSend, useTrait } from "../hooks";
-import { capital } from "../wiring/words";
 import { Panel } from "./Panel";
 
 const WORDS: Record<LiveTrait["state"], string> = {
@@ -46,7 +45,7 @@ export function Live(): ReactNode {
         <b className={`wb-live-${state}`}>{WORDS[state]}</b>
         {text && <span>{text}</span>}
       </p>
-      {!can && why && <p className="wb-note">{capital(why)}</p>}
+      {!can && why && <p className="wb-note">{why}</p>}
       {state !== "none" && (
         <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
           <i style={{ width: `${100 * Math.min(1, share)}%` }} />

@@ -1,7 +1,6 @@
 import type { ReactNode } from "react";
 
 import type { Mend } from "../contract";
-import { capital } from "../wiring/words";
 
 interface Props {
   text: string;
@@ -13,7 +12,7 @@ interface Props {
 export function Problem({ text, mends, onMend }: Props): ReactNode {
   return (
     <div className="wb-problem">
-      <p>{capital(text)}</p>
+      <p>{text}</p>
       {mends.length > 0 && (
         <div className="wb-problem-mends">
           {mends.map((mend) => (

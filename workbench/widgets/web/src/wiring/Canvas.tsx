@@ -9,7 +9,7 @@ import { Callout, type CalloutNode } from "./Callout";
 import { Card, type CardNode } from "./Card";
 import { type Drop, dropAt } from "./drop";
 import { ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode, type Sizes } from "./Ground";
-import { CARD, type Layout } from "./layout";
+import { type Box, CARD, type Layout } from "./layout";
 import { More } from "./More";
 import { TransferEdge, type WireEdge } from "./TransferEdge";
 
@@ -17,6 +17,7 @@ type AnyNode = CardNode | GroundNode | PortNode | ForkNode | CalloutNode;
 
 const NODES = { card: Card, ground: Ground, port: PortDot, fork: ForkHead, callout: Callout };
 const EDGES = { wire: TransferEdge };
+const EDGE = 84; // pixels at an edge, where a button shows what is beyond
 const LEAST_ZOOM = 0.8; // of a picture that is fitted by itself; smaller words are not read
 
 // What the canvas does for the parts around it.
@@ -141,7 +142,10 @@ function Flow(props: Props): ReactNode {
 
   const over = picture.width * viewport.zoom + viewport.x - width;
   const [before, after] = [viewport.x < -4, over > 4];
-  const middle = (picture.lanes.gpu.y + picture.lanes.gpu.height / 2) * viewport.zoom + viewport.y;
+  const free = (left: number): number => {
+    const lane = freeLane(picture, (left - viewport.x) / viewport.zoom, EDGE / viewport.zoom);
+    return (lane.y + lane.height / 2) * viewport.zoom + viewport.y;
+  };
   const hidden = (outside: (left: number, right: number) => boolean): number =>
     picture.cards.filter(({ box }) => outside(box.x * viewport.zoom + viewport.x, (box.x + box.width) * viewport.zoom + viewport.x)).length;
   const pan = (by: number): void => setViewport((old) => ({ ...old, x: clamped(old.x + by, old.zoom) }));
@@ -212,10 +216,16 @@ function Flow(props: Props): ReactNode {
           {drop && <DropHint drop={drop} picture={picture} />}
         </ReactFlow>
       </div>
-      {before && <More side="before" cards={hidden((left) => left < 0)} top={middle} onPress={() => pan(width * 0.6)} />}
-      {after && <More side="after" cards={hidden((_, right) => right > width)} top={middle} onPress={() => pan(-width * 0.6)} />}
+      {before && <More side="before" cards={hidden((left) => left < 0)} top={free(0)} onPress={() => pan(width * 0.6)} />}
+      {after && <More side="after" cards={hidden((_, right) => right > width)} top={free(width - EDGE)} onPress={() => pan(-width * 0.6)} />}
     </>
   );
+}
+
+// The lane whose edge no card takes, from `left` on over this width; the GPU's where both are taken.
+function freeLane({ cards, lanes }: Layout, left: number, width: number): Box {
+  const taken = cards.filter(({ box }) => box.x < left + width && left < box.x + box.width).map(({ element }) => element.device);
+  return taken.includes("cpu") || !taken.includes("gpu") ? lanes.gpu : lanes.cpu;
 }
 
 // React Flow's own element is no second application within the canvas.

@@ -25,13 +25,20 @@ export function escaped(text: string): string {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/"/g, "&quot;");
 }
 
-// Draw every range, one below the other. `about` is written into the file as JSON, `code` as its description, and the
-// scenario as it was kept.
-export function picture(wiring: Wiring, code: string, about: object, colours: Colours, kept = ""): string {
+// What a picture says beside the wiring.
+export interface Told {
+  headline: string;
+  code: string; // the file's description
+  settings: Record<string, string>; // their values by their labels
+  kept: string; // the scenario in base64
+}
+
+// Draw every range, one below the other.
+export function picture(wiring: Wiring, { headline, code, settings, kept }: Told, colours: Colours): string {
   const widest = Math.max(...wiring.ranges.map((range) => layout(range, null).width));
   const drawn = wiring.ranges.map((range) => ({ title: range.title, picture: layout(range, null, widest) }));
   const width = widest + 24;
-  let y = 12;
+  let y = 12 + TITLE;
   const parts = drawn.map(({ title, picture: each }) => {
     const at = y;
     y += TITLE + each.height + 10;
@@ -40,11 +47,12 @@ export function picture(wiring: Wiring, code: string, about: object, colours: Co
   const height = y + 2;
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif">`,
-    "<title>Pipeline</title>",
+    `<title>${escaped(headline)}</title>`,
     `<desc>${escaped(code)}</desc>`,
-    `<metadata>${escaped(JSON.stringify({ code, ...about }))}</metadata>`,
+    `<metadata>${escaped(JSON.stringify({ code, settings }))}</metadata>`,
     ...(kept ? [`<metadata id="${ID}">${kept}</metadata>`] : []),
     rect({ x: 0, y: 0, width, height }, colours.surface, "none", 0),
+    text(12, 26, headline, colours.ink, 13, "start", 650),
     ...parts,
     "</svg>\n",
   ].join("\n");

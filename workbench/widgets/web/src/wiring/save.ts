@@ -1,6 +1,7 @@
 // The picture as a file, made and kept in the browser.
 
-import type { Figures, Settings, Traits, Wiring } from "../contract";
+import type { Control, Figures, Settings, Traits, Wiring } from "../contract";
+import { mainRow } from "../parts/rows";
 import { ID, KEY, unpacked } from "./kept";
 import { type Colours, escaped, picture } from "./picture";
 import { withText } from "./png";
@@ -23,16 +24,15 @@ export type Kind = "svg" | "png" | "html";
 type Drawn = Pick<Traits, "code" | "settings" | "figures"> & { wiring: Wiring; kept: string };
 
 export async function save(kind: Kind, near: HTMLElement, drawn: Drawn): Promise<void> {
-  const code = drawn.code.text;
-  const settings = Object.fromEntries(valuesOf(drawn.settings));
+  const told = { headline: headline(drawn), code: drawn.code.text, settings: Object.fromEntries(valuesOf(drawn.settings)) };
   const colours = coloursOf(near);
   if (kind === "svg") {
-    const svg = picture(drawn.wiring, code, { settings }, colours, drawn.kept);
+    const svg = picture(drawn.wiring, { ...told, kept: drawn.kept }, colours);
     return download(new Blob([svg], { type: "image/svg+xml" }), "pipeline.svg");
   }
-  const svg = picture(drawn.wiring, code, { settings }, colours);
+  const svg = picture(drawn.wiring, { ...told, kept: "" }, colours);
   if (kind === "html") return download(new Blob([page(svg, drawn)], { type: "text/html" }), "pipeline.html");
-  const described = withText(await rastered(svg), "Description", `${code}\n\n${JSON.stringify({ settings })}\n`);
+  const described = withText(await rastered(svg), "Description", `${told.code}\n\n${JSON.stringify({ settings: told.settings })}\n`);
   const png = drawn.kept ? withText(described, KEY, unpacked(drawn.kept)) : described;
   return download(new Blob([png as BlobPart], { type: "image/png" }), "pipeline.png");
 }
@@ -77,14 +77,26 @@ async function rastered(svg: string): Promise<Uint8Array> {
   return new Uint8Array(await blob.arrayBuffer());
 }
 
+// "mixtral-8x7b on A40, 16 GB of it, VSLPipe: 631 output tokens/s (simulated)".
+function headline({ settings, figures }: Drawn): string {
+  const controls = settings.groups.flatMap((group) => group.controls);
+  const [model, machine, schedule] = ["model", "machine", "schedule"].map((name) => {
+    const control = controls.find((each) => each.name === name);
+    return control ? valueOf(control) : "";
+  });
+  const row = mainRow(figures.rows);
+  const rate = row ? `: ${row.gen_tok_s} output tokens/s (${[row.source, figures.sample].filter(Boolean).join(", ")})` : "";
+  return `${model} on ${machine}, ${schedule}${rate}`;
+}
+
 function valuesOf({ groups }: Settings): [string, string][] {
-  return groups.flatMap(({ controls }) =>
-    controls.map((control): [string, string] => {
-      if (control.kind === "slider") return [control.label, control.steps[control.at] ?? ""];
-      if (control.kind === "flag") return [control.label, control.value ? "yes" : "no"];
-      return [control.label, control.options.find((option) => option.value === control.value)?.label ?? control.value];
-    }),
-  );
+  return groups.flatMap(({ controls }) => controls.map((control): [string, string] => [control.label, valueOf(control)]));
+}
+
+function valueOf(control: Control): string {
+  if (control.kind === "slider") return control.steps[control.at] ?? "";
+  if (control.kind === "flag") return control.value ? "yes" : "no";
+  return control.options.find((option) => option.value === control.value)?.label ?? control.value;
 }
 
 const STYLE = "body{font:14px/1.5 system-ui,sans-serif;max-width:1200px;margin:24px auto;padding:0 16px;color:#1b1f24;background:#fff}svg{max-width:100%;height:auto}pre{background:#f4f5f6;padding:12px;overflow:auto}table{border-collapse:collapse}td,th{padding:3px 12px 3px 0;text-align:left;font-weight:400}";
@@ -93,8 +105,8 @@ function page(svg: string, drawn: Drawn): string {
   const rows = (cells: string[][]): string =>
     cells.map((row) => `<tr>${row.map((cell) => `<td>${escaped(cell)}</td>`).join("")}</tr>`).join("\n");
   return [
-    `<!doctype html><html lang="en"><meta charset="utf-8"><title>Pipeline</title><style>${STYLE}</style>`,
-    `<h1>Pipeline</h1>${svg}`,
+    `<!doctype html><html lang="en"><meta charset="utf-8"><title>${escaped(headline(drawn))}</title><style>${STYLE}</style>`,
+    svg,
     `<pre>${escaped(drawn.code.text)}</pre>`,
     `<h2>Figures</h2><table>${rows(figureRows(drawn.figures))}</table>`,
     `<h2>Settings</h2><table>${rows(valuesOf(drawn.settings))}</table>`,
