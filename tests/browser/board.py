@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ END = """canvas => {
 }"""
 """Where on the page something is dropped to come last."""
 
+AMISS = """here => axe.run(here).then(said => said.violations
+    .filter(each => ["serious", "critical"].includes(each.impact))
+    .map(each => `${each.id}: ${each.help}: ${each.nodes.map(node => node.html.slice(0, 200)).join(" ")}`))"""
+
 
 class Board:
     """A view of the workbench in a cell's output.
@@ -43,6 +48,7 @@ class Board:
         self.root = cell.locator(".wb-builder")
         self.canvas = self.root.get_by_role("application", name="Pipeline of ")
         self.palette = self.root.get_by_role("toolbar", name="Operations to add")
+        self.can_start = self.root.get_by_role("button", name=re.compile("^Start( again)?$"), disabled=False)
         self.callout = self.canvas.locator(".wb-callout")
 
     # ------------------------------------------------------------------------------------------------------- reading
@@ -77,6 +83,10 @@ class Board:
         found = re.search(r"([\d,]+) of [\d,]+ output tokens", self.status())
         return int(found[1].replace(",", "")) if found else 0
 
+    def amiss(self) -> list[str]:
+        """Serious faults that axe-core finds in the view, which the page has loaded."""
+        return list(self.root.evaluate(AMISS))
+
     def until(self, true: Callable[[], object], seconds: float = 30.0) -> float:
         """Seconds that it took to become true."""
         began = time.perf_counter()
@@ -107,6 +117,11 @@ class Board:
     def click(self, name: str) -> None:
         with self.changing():
             self.button(name).click()
+
+    def open(self, system: str) -> None:
+        """Open a finished pipeline; unless it is there already."""
+        self.button("Open").click()
+        self.root.get_by_role("menuitem", name=system, exact=True).click()
 
     def drag(self, what: Any, x: float, y: float) -> None:
         box = what.bounding_box()
@@ -143,7 +158,7 @@ class Board:
 
     def tick(self, item: Streamed) -> None:
         with self.changing():
-            self.root.get_by_role("checkbox", name=FETCHES[item], exact=True).click()
+            self.root.get_by_role("checkbox", name=re.compile(f"^{FETCHES[item]}")).click()
 
     def wire_by_mouse(self, pipeline: Pipeline) -> None:
         """Wire a pipeline on the empty canvas: cards, forks, what cards defer, and what is streamed."""
@@ -231,5 +246,5 @@ def _side_by_side(pipeline: Pipeline) -> list[tuple[str, str]]:
     for fork in pipeline.chain:
         if isinstance(fork, Fork):
             firsts = [next(each.op.name for each in arm if isinstance(each, Stage)) for arm in fork.arms]
-            pairs += list(zip(firsts, firsts[1:], strict=False))
+            pairs += list(itertools.pairwise(firsts))
     return pairs

@@ -87,8 +87,10 @@ class Session:
 def answering(name: str, code: str) -> str:
     """A cell of code that ends in an expression for `Session.ask`, which JSON can hold."""
     *before, last = code.strip().splitlines()
-    turn = ["import collections, json", 'turns = globals().get("turns") or collections.Counter()', f'turns["{name}"] += 1']
-    return "\n".join([*before, *turn, f'print(f"{name}-{{turns[\'{name}\']}}", json.dumps({last}))'])
+    turn = f'turns["{name}"] += 1'
+    said = f"print(f\"{name}-{{turns['{name}']}}\", json.dumps({last}))"
+    counting = ["import collections, json", 'turns = globals().get("turns") or collections.Counter()', turn]
+    return "\n".join([*before, *counting, said])
 
 
 def chromium() -> str | None:
@@ -178,7 +180,10 @@ def idle(page: Any) -> None:
     page.locator("#jp-main-statusbar").get_by_text(re.compile(r"\|\s*Idle")).wait_for()
 
 
-def choose(page: Any, menu: str, command: str) -> None:
-    """Choose a command from one of JupyterLab's menus."""
+def choose(page: Any, menu: str, *labels: str) -> None:
+    """Choose from one of JupyterLab's menus: labels of menus inside, and that of the command."""
     page.locator("li.lm-MenuBar-item", has_text=re.compile(f"^{menu}$")).click()
-    page.locator(f"li.lm-Menu-item[data-command='{command}']").click()
+    items = [page.locator("li.lm-Menu-item", has=page.get_by_text(label, exact=True)) for label in labels]
+    for inside in items[:-1]:
+        inside.hover()
+    items[-1].click()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab import Session, browsing
+from tests.browser.lab import Session
 from tests.builders import tiny_scenario
 from tests.systems import VSL
 from workbench.core.errors import ScenarioError
@@ -42,12 +42,6 @@ def address() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/dev/index.html"
     server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    with browsing(tmp_path_factory.mktemp("profile")) as browser:
-        yield Session(browser)
 
 
 class Builder:
