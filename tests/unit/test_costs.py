@@ -8,11 +8,12 @@ from tests.builders import tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import APART, LIGHTNING, PIPELINES, STREAMED, VSL, split
 from workbench.analysis.costs import costs
 from workbench.core.units import DTYPE_BYTES
-from workbench.pipeline import Pipeline
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import TO_CPU, TO_GPU, NodeKind
 from workbench.schedules import Sequential
 from workbench.schedules.base import Step
 from workbench.serving.prepared import Typical, price
+from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route
 
 WIRINGS = {**PIPELINES, "vsl": VSL, "lightning": LIGHTNING, "apart": APART, "split": split(slice(None, 2))}
 WIRINGS = {name: wiring for name, wiring in WIRINGS.items() if name != "ktransformers"}
@@ -95,3 +96,22 @@ def test_a_faster_link_shortens_transfers_alone():
     for one, two in zip(once.entries, twice.entries, strict=True):
         expected = one.seconds / 2 if one.lane in ("h2d", "d2h") else one.seconds
         assert two.seconds == pytest.approx(expected)
+
+
+def test_chosen_experts_are_counted_where_the_first_layers_have_none():
+    model = replace(tiny_model(), moe_intermediate_size=40, first_k_dense_replace=2)
+    pipeline = fetch(experts.chosen) | gpu(qkv, attention, out_proj, moe)
+    found = costs(tiny_scenario(pipeline=pipeline, model=model))
+    (chosen,) = (cost for cost in found.entries if cost.what == "chosen experts")
+    alike = costs(tiny_scenario(pipeline=pipeline, model=replace(model, first_k_dense_replace=0)))
+    (all_layers,) = (cost for cost in alike.entries if cost.what == "chosen experts")
+    assert 0 < chosen.moved == pytest.approx(all_layers.moved / 2)
+
+
+def test_deferred_experts_are_computed_too():
+    wiring = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+    late, now = (
+        next(c for c in costs(tiny_scenario(pipeline=each)).entries if c.what.startswith("cpu(experts"))
+        for each in (wiring, Pipeline(tuple(replace(e, defer=0) if e in wiring.stages else e for e in wiring.chain)))
+    )
+    assert late.flops == pytest.approx(now.flops)

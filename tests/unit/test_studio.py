@@ -3,16 +3,21 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
 import workbench as wb
 from tests.builders import tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.pipeline import Pipeline, Stack, code_of, connected
-from workbench.schedules import CGOPipe, Overlap, VSLPipe, contenders
-from workbench.stages import Op, combine, experts
-from workbench.widgets.state.controls import KV_CAPACITY
-from workbench.widgets.state.runs import spread
+from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
+from workbench.serving import fits
+from workbench.stages import ExpertSet, Op, Work, combine, experts
+from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
+from workbench.widgets.state.figures import figure
+from workbench.widgets.state.predictions import Predictions
+from workbench.widgets.state.runs import spread, swept
+from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.state.wirings import presets
 
@@ -238,7 +243,7 @@ def test_too_large_a_cache_comes_with_the_change_that_fits():
     if figures["problem"]:
         assert all(mend["label"].startswith("Use ") for mend in figures["mends"])
         if figures["mends"]:
-            desk.say("fix", id=0)
+            desk.say("fix", id=figures["mends"][0]["id"])
             assert desk.drawn()["figures"]["problem"] == ""
     desk.studio.close()
 
@@ -297,5 +302,131 @@ def test_new_settings_overtake_old_ones(desk):
 def test_a_sweep_is_spread_over_what_works(desk):
     chosen = spread(KV_CAPACITY, desk.studio.settings, 5)
     assert len(chosen) == 5
-    capacities = [at.kv_tokens for _, at in chosen]
+    capacities = [value for _, value in chosen]
     assert capacities == sorted(capacities)
+
+
+# ------------------------------------------------------------------------------------------------- long simulations
+
+
+def long_runs(**more):
+    """Many requests in a small cache, the short ones first."""
+    prompts = np.sort(np.random.default_rng(1).integers(8, 400, 8_000))
+    scenario = tiny_scenario(pipeline=VSL, requests=6)
+    workload = wb.Workload("sorted", prompts, np.full(8_000, 64))
+    each = scenario.model.kv_bytes_per_token("bf16")
+    return scenario.on(workload=workload, memory=wb.Memory(kv_capacity=4_000 * each, **more))
+
+
+def test_a_sample_stands_for_all_requests_and_stays_below_the_bound():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    soon = predictions.simulation(settings, VSLPipe(), soon=True)
+    assert int(soon.facts["requests"]) < 8_000
+    whole = wb.simulate(settings.predicted(), VSLPipe()).gen_tok_s
+    rate = predictions.rate(settings, VSLPipe(), soon=True)
+    assert rate == pytest.approx(whole, rel=0.06)
+    assert rate <= predictions.bound(settings).gen_tok_s
+
+
+def test_a_row_of_a_sample_tells_no_times():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    found = predictions.simulation(settings, VSLPipe(), soon=True)
+    rate = predictions.of_all(found, settings)
+    row = figure(found, "VSLPipe", predictions.bound(settings), chosen=True, rate=rate)
+    assert (row["ttft"], row["tbt"], row["seconds"]) == ("", "", "")
+    assert 0 < row["of_bound"] <= 1
+
+
+def test_nothing_large_is_kept_of_a_simulation():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    found = Predictions().simulation(settings, VSLPipe())
+    assert not found.timeline
+    assert not found.steps.seconds
+
+
+# ---------------------------------------------------------------------------------------------------- the history
+
+
+def slid(desk, name, place):
+    desk.say("set", name=name, value=place)
+    return desk.studio.settings
+
+
+def test_an_edit_keeps_the_settings_of_the_schedule():
+    desk = Desk(schedules=[CGOPipe(), *contenders(VSL)])
+    moved = slid(desk, "micro_batches", 5)
+    assert moved.schedule.micro_batches != CGOPipe().micro_batches
+    desk.say("fetch", range=0, name="weights", on=False)
+    desk.say("fetch", range=0, name="weights", on=True)
+    assert desk.studio.settings.schedule == moved.schedule
+    desk.studio.close()
+
+
+def test_undo_takes_the_wanted_schedule_back_too(desk):
+    first = desk.studio.settings.schedule
+    desk.say("set", name="schedule", value="Overlap").say("undo")
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("place", range=0, path=place, device="cpu")
+    assert desk.studio.settings.schedule == first
+
+
+def test_positions_of_a_slider_stay_while_it_moves(desk):
+    steps = desk.control("requests")["steps"]
+    slid(desk, "requests", 3)
+    assert desk.control("requests")["steps"] == steps
+    assert desk.control("requests")["at"] == 3
+
+
+def test_a_change_that_is_not_offered_any_more_does_nothing(desk):
+    desk.say("clear")
+    old = desk.shown["wiring"]["fault"]["mends"][0]["id"]
+    desk.say("mend", id=old)
+    before = desk.pipeline
+    desk.say("mend", id=old)
+    assert desk.pipeline == before
+
+
+# --------------------------------------------------------------------------------------------------------- sweeps
+
+
+def test_a_sweep_over_a_setting_of_the_schedule_runs_different_ones():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=40), CGOPipe())
+    found = swept(settings, MICRO_BATCHES, 4, [CGOPipe(), VSLPipe()])
+    parts = [each.settings.schedule.micro_batches for each in found]
+    assert parts == sorted(set(parts))
+    assert len(parts) == 4
+
+
+def test_a_sweep_leaves_out_what_does_not_fit():
+    settings = Settings.of(tiny_scenario(pipeline=PIPELINES["all_gpu"], requests=6), Sequential())
+    small = settings.on(gpu_memory=settings.machine.gpu.memory / 64)
+    for each in swept(small, KV_CAPACITY, 5, [Sequential()]):
+        assert fits(each.settings.predicted(), each.settings.schedule)
+
+
+# ----------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_that_are_words_do_not_hide_them():
+    own = Op("mymoe", ("x",), ("h2",), work=lambda rows, model, precision: Work(1.0, 1.0))
+    desk = Desk(names={"moe": own, "layer": ExpertSet("mine", [[0, 1]])})
+    desk.say("add", range=0, op="mymoe", device="gpu", to=[0])
+    assert desk.pipeline.stages[0].op == own
+    before = desk.pipeline
+    desk.say("code", text=desk.shown["code"]["text"] + "\n")
+    assert desk.shown["code"]["error"] == ""
+    assert desk.pipeline == before
+    assert next(each for each in desk.shown["wiring"]["palette"] if each["name"] == "mymoe")["placed"]
+    desk.studio.close()
+
+
+def test_sets_of_experts_are_chosen_by_their_variable_or_their_name():
+    desk = Desk(names={"hot": ExpertSet("mine", [[0, 1]])})
+    for written in ("hot", "mine", "~hot"):
+        place = next(card["path"] for card in cards(desk.shown) if card["name"].startswith("experts"))
+        desk.say("option", range=0, path=place, name="experts", value=written)
+        (some,) = (stage.op.subset for stage in desk.pipeline.stages if stage.op.plain is experts)
+        assert (some.name, some.rest) == ("mine", written.startswith("~"))
+    desk.studio.close()

@@ -1,11 +1,13 @@
 """Views without a browser: messages are sent in plain Python, the live run is a stand-in."""
 
 import base64
+import gc
 import io
 import json
 import platform
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -316,6 +318,64 @@ def test_a_start_that_is_refused_says_why(view, monkeypatch):
     until(lambda: not view.studio.runs.busy)
     assert "the weights are gone" in view.live["text"]
     assert view.live["can"]
+
+
+def test_a_stop_while_a_run_starts_stops_it(view, monkeypatch):
+    begun, go, made = threading.Event(), threading.Event(), []
+
+    def slow(scenario: Scenario, schedule: Schedule) -> StandIn:
+        begun.set()
+        go.wait(SECONDS)
+        made.append(StandIn(scenario, schedule))
+        return made[0]
+
+    monkeypatch.setattr(live_runs, "start", slow)
+    say(view, "start")
+    assert begun.wait(SECONDS)
+    say(view, "stop")
+    go.set()
+    until(lambda: bool(made) and made[0].state is RunState.STOPPED)
+    until(lambda: not view.studio.runs.busy)
+
+
+def test_settings_and_wiring_stay_while_a_run_is_going_on(view, runs):
+    say(view, "set", name="output_len", value=0)
+    say(view, "start")
+    until(lambda: bool(runs))
+    before = view.studio.settings
+    for do, more in (("undo", {}), ("clear", {}), ("place", {"path": [0], "device": "cpu"}), ("code", {"text": "x"})):
+        say(view, do, range=0, **more)
+        assert view.studio.settings == before
+    assert "press Stop first" in view.live["text"]
+    runs[0].stop()
+
+
+def test_figures_come_back_when_a_run_could_not_start(view, monkeypatch):
+    def refuse(*_: object) -> object:
+        raise EngineError("the weights are gone; bring them back.")
+
+    monkeypatch.setattr(live_runs, "start", refuse)
+    say(view, "start")
+    until(lambda: not view.studio.runs.busy)
+    drawn(view)
+    assert not view.figures["pending"]
+
+
+def test_an_observer_may_answer_with_a_message(view):
+    view.observe(lambda _: say(view, "pin") if not view.variants else None, "wiring")
+    say(view, "set", name="output_len", value=0)
+    assert len(view.variants) == 1
+
+
+def test_a_closed_view_is_collected(scenario, runs):
+    shown = Builder(scenario, names={})
+    drawn(shown)
+    gone = weakref.ref(shown.studio)
+    shown.close()
+    until(lambda: not any(thread.name == "view-drawing" for thread in threading.enumerate()))
+    del shown
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_second_start_begins_no_second_run(view, runs):

@@ -219,3 +219,13 @@ def test_every_pipeline_of_the_systems_has_settings():
     for pipeline in PIPELINES.values():
         scenario = tiny_scenario(pipeline=pipeline)
         assert why_not(of(scenario, Sequential())) == ""
+
+
+def test_a_machine_of_ones_own_keeps_its_values_whatever_its_name():
+    known = wb.machines["a40"]
+    fast = replace(known, link=replace(known.link, h2d=50e9, d2h=50e9))
+    large = replace(known, gpu=replace(known.gpu, memory=96e9))
+    uneven = replace(known, link=replace(known.link, h2d=10e9))
+    for own in (fast, large, uneven):
+        assert whole_machine(own) == own
+        assert of(server().on(machine=own)).limited == own

@@ -38,11 +38,12 @@ class Cost:
     moved : float
         Bytes that a transfer moves.
     flops : float
-        Operations of a stage [FLOP].
+        Operations of a stage, deferred ones too [FLOP].
     seconds : float
         Time on its lane [s].
     share : float
-        Part that it takes of the time that its lane works in the iteration, from 0 to 1.
+        Part that it takes of the time that its lane works on layers in the iteration, from 0 to 1; embedding and head,
+        which stand around the layers, are left out.
     streamed : float
         Weights of a stage that come over the link in each iteration [B].
     """
@@ -67,7 +68,7 @@ class Costs(NamedTuple):
     decodes, prefills : float
         Decode tokens and prompt tokens of the typical iteration.
     lanes : dict of {str: float}
-        Time that each lane works in it, over all layers [s].
+        Time that each lane works in it, over all layers, without embedding and head [s].
     """
 
     entries: tuple[Cost, ...]
@@ -102,7 +103,8 @@ def costs(scenario: Scenario) -> Costs:
     """Price every stage and transfer of one layer in a typical iteration.
 
     In it the cache is full, or all requests run if it holds them, and the requests are of all ages alike. Its tasks run
-    one after the other and whole. Shared experts that the pipeline does not place count with the stage they follow.
+    one after the other and whole. Shared experts that the pipeline does not place count with the routed ones, or with
+    `combine` where these are in several stages.
 
     Raises
     ------
@@ -218,7 +220,7 @@ class _Pricing:
                 size = stage.op.weight_bytes(self._cost.model_at(layer), self._precision, layer)
                 sizes["weights"] += share * size
                 if stage.op.work is not None:
-                    sizes["flops"] += share * self._cost.flops(stage, rows, layer)
+                    sizes["flops"] += share * self._cost.flops(replace(stage, defer=0), rows, layer)
                 sizes["seconds"] += share * self._cost.call(stage, self._threads[lane], layer)(rows)[0]
                 sizes["streamed"] += share * sum(
                     piece.op.weight_bytes(self._cost.model_at(layer), self._precision, layer)
@@ -240,7 +242,12 @@ class _Pricing:
             time = sum(share * self._cost.fetch(self._cost.layer_weights(layer)) for layer, share in self._groups)
             yield Cost(place, (), "weights", "h2d", 0.0, streamed, 0.0, time)
         kinds = {NodeKind.EXPERTS_IN: "chosen experts", NodeKind.KV_IN: kv.name, NodeKind.KV_OUT: f"new {kv.name}"}
-        layer = self._groups[0][0]
-        for node in self._stack.at(layer):
-            if node is not None and node.kind in kinds:
-                yield self.transfer(place, (), kinds[node.kind], node)
+        found = dict[tuple[NodeKind, int], list[tuple[Node, int, float]]]()
+        for layer, share in self._groups:
+            for index, node in enumerate(self._stack.at(layer)):
+                if node is not None and node.kind in kinds:
+                    found.setdefault((node.kind, index), []).append((node, layer, share))
+        for (kind, _), there in found.items():
+            moved = sum(share * self._cost.transfer(node, self._rows.at(layer), layer) for node, layer, share in there)
+            time = sum(share * self._cost.node(node, self._rows.at(layer), 0, layer) for node, layer, share in there)
+            yield Cost(place, (), kinds[kind], there[0][0].lane, 0.0, moved, 0.0, time)

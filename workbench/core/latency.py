@@ -161,11 +161,12 @@ class Latencies:
         return attainment(self.ttft, self.worst_gap, slo)
 
 
-def percentiles(times: Seconds) -> tuple[float, float]:
+def percentiles(times: npt.ArrayLike) -> tuple[float, float]:
     """Median and 90th percentile of some times; NaN for none [s]."""
-    if not len(times):
+    known = np.asarray(times, dtype=np.float64)
+    if not known.size:
         return math.nan, math.nan
-    half, most = np.percentile(times, (50, 90))
+    half, most = np.percentile(known, (50, 90))
     return float(half), float(most)
 
 

@@ -39,6 +39,7 @@ _MODULES = {"workbench.pipeline": PIPELINE_WORDS, "workbench.stages": STAGE_WORD
 _MOST_BYTES = 100_000
 _MOST_LEVELS = 100
 _MOST_ELEMENTS = 200
+_MOST_ITEMS = 50_000
 _MOST_RANGES = 1000
 _CALLED: dict[Any, tuple[str, ...]] = {
     gpu: ("skip",),
@@ -160,7 +161,9 @@ class _Reader:
         if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
             return self._unary(node, level + 1)
         if isinstance(node, ast.Tuple | ast.List):
-            items = list(self._items(node.elts, level + 1))
+            items = list(islice(self._items(node.elts, level + 1), _MOST_ITEMS + 1))
+            if len(items) > _MOST_ITEMS:
+                _refuse(node, f"a list of more than {_MOST_ITEMS} parts is not read; give a set of experts by name")
             return tuple(items) if isinstance(node, ast.Tuple) else items
         _refuse(node, f"{_excerpt(node)} is no part of a pipeline; {_ONLY}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from workbench.core.energy import Energy, published_model
 from workbench.core.errors import CapacityError, ScenarioError, StoppedError
-from workbench.core.latency import percentiles
+from workbench.core.latency import Seconds, percentiles
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.scenario import Scenario
@@ -75,7 +74,6 @@ class Clock(Protocol):
         """Energy that a meter has counted since `begin`; None if there is no meter."""
 
 
-NO_TIMES = (math.nan, math.nan)
 _RECENT = 100
 """Iterations whose times stand for the time between tokens of a live run."""
 
@@ -98,9 +96,9 @@ class Progress:
     preemptions : int
     busy : mapping of lane to float
         Busy time per lane [s].
-    ttft, tbt : (float, float)
-        Median and 90th percentile of the time to the first token, over all requests that have one, and of the time
-        between tokens, over the last 100 iterations; NaN before there are any [s].
+    waited, gaps : sequence of float
+        Times to the first token, of all requests that have one, and between tokens, in the last 100 iterations that
+        decoded [s].
     """
 
     seconds: float = 0.0
@@ -113,8 +111,18 @@ class Progress:
     blocks: int = 0
     preemptions: int = 0
     busy: Mapping[str, float] = field(default_factory=dict)
-    ttft: tuple[float, float] = NO_TIMES
-    tbt: tuple[float, float] = NO_TIMES
+    waited: Sequence[float] | Seconds = ()
+    gaps: Sequence[float] = ()
+
+    @property
+    def ttft(self) -> tuple[float, float]:
+        """Median and 90th percentile of the time to the first token; NaN before there is one [s]."""
+        return percentiles(self.waited)
+
+    @property
+    def tbt(self) -> tuple[float, float]:
+        """Median and 90th percentile of the time between tokens; NaN before there is one [s]."""
+        return percentiles(self.gaps)
 
 
 def serve(
@@ -194,6 +202,7 @@ def serve(
 
 
 def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Progress:
+    recent = zip(record.seconds[-_RECENT:], record.decode[-_RECENT:], strict=True)
     return Progress(
         seconds=now,
         iterations=len(record.seconds),
@@ -205,8 +214,8 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
         blocks=blocks,
         preemptions=preemptions,
         busy=dict(record.busy),
-        ttft=percentiles(record.waited),
-        tbt=percentiles(np.array(record.seconds[-_RECENT:])),
+        waited=record.waited,
+        gaps=[taken for taken, decoded in recent if decoded],
     )
 
 

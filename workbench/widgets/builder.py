@@ -52,8 +52,8 @@ class View(anywidget.AnyWidget):
         The user's own operations and sets of experts by the names of their variables, by default those of the notebook.
     """
 
-    _esm = _WEB / "builder.js"
-    _css = _WEB / "builder.css"
+    _esm = (_WEB / "builder.js").read_text(encoding="utf-8")
+    _css = (_WEB / "builder.css").read_text(encoding="utf-8")
     _opened: ClassVar[WeakSet[View]] = WeakSet()
     parts: traitlets.List[Any] = traitlets.List().tag(sync=True)
     wiring: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
@@ -79,7 +79,7 @@ class View(anywidget.AnyWidget):
         for older in list(View._opened):
             if older._made_by.again_in(self._made_by):
                 older.close()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         chosen = tuple(schedules) or contenders(scenario.stack)
         found = names_of_the_notebook() if names is None else names
         self.studio = Studio(scenario, chosen, found, self._publish, self._sample, self._keep)

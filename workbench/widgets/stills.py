@@ -85,7 +85,8 @@ def headline(studio: Studio) -> str:
     bound = studio.predictions.bound(settings)
     asked = f"{settings.model.name} on {settings.machine.name}, {settings.schedule.name}"
     if isinstance(result, Result) and isinstance(bound, Result):
-        return f"{asked}: simulated {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tokens/s"
+        rate = studio.predictions.of_all(result, settings)
+        return f"{asked}: simulated {rate:.4g} of at most {bound.gen_tok_s:.4g} output tokens/s"
     return asked
 
 

@@ -22,6 +22,7 @@ from workbench.widgets.state.offered import (
     why_not,
     workloads_offered,
 )
+from workbench.widgets.state.requests import sizes
 from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, kv_steps
 
 Plain = dict[str, Any]
@@ -256,10 +257,12 @@ def _choose_schedule(settings: Settings, schedule: Schedule) -> Settings:
 # ------------------------------------------------------------------------------------------------------------ sliders
 
 
-def _count_steps(field: str, low: int, high: int) -> Callable[[Settings], Sequence[Step]]:
+def _count_steps(number: int, low: int, high: int) -> Callable[[Settings], Sequence[Step]]:
+    """Steps of one of the `sizes` of the requests, always with that of the requests as they are given."""
+
     def steps(settings: Settings) -> Sequence[Step]:
         values = whole_ladder(1 << (high.bit_length() // 2), low, high)
-        own = getattr(settings, field)
+        own = sizes(settings.workload)[number]
         return [Step(f"{value:,}", value) for value in sorted({*values, own})]
 
     return steps
@@ -358,21 +361,21 @@ GPU_MEMORY = Sizes("gpu_memory", "GPU memory", _gpu_sizes, lambda now: now.gpu_m
 REQUESTS = Slider(
     "requests",
     "Requests",
-    _count_steps("requests", 1, 100_000),
+    _count_steps(0, 1, 100_000),
     lambda now: now.requests,
     _written("requests"),
 )
 PROMPT_LEN = Slider(
     "prompt_len",
     "Prompt tokens (mean)",
-    _count_steps("prompt_len", 4, 32_768),
+    _count_steps(1, 4, 32_768),
     lambda now: now.prompt_len,
     _written("prompt_len"),
 )
 OUTPUT_LEN = Slider(
     "output_len",
     "Output tokens (mean)",
-    _count_steps("output_len", 1, 8_192),
+    _count_steps(2, 1, 8_192),
     lambda now: now.output_len,
     _written("output_len"),
 )

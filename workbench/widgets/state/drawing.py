@@ -80,6 +80,7 @@ class Drawing:
     def over(self, name: str) -> None:
         """Draw the curves over another setting."""
         self._axis = next((slider for slider in SLIDERS if slider.name == name), KV_CAPACITY)
+        self._shown = []  # they stand over another setting
 
     def wait(self, timeout: float) -> bool:
         """Wait until all is drawn; return False if that takes longer than `timeout` [s]."""
@@ -137,7 +138,8 @@ class Drawing:
             if result is None:
                 rows.append({"name": schedule.name, "source": "simulated", "chosen": False, "why": "", "pending": True})
             else:
-                rows.append(figure(result, schedule.name, bound, chosen=schedule == chosen))
+                rate = self._rate_of_sample(settings.on(schedule=schedule), result)
+                rows.append(figure(result, schedule.name, bound, chosen=schedule == chosen, rate=rate))
         runs = self._beside(settings)
         rows += [figure(run, run.schedule, bound, chosen=False) for run in runs]
         sample = _sample(simulated, settings.requests)
@@ -155,6 +157,12 @@ class Drawing:
                 "pending": not with_prices,
             },
         )
+
+    def _rate_of_sample(self, settings: Settings, found: Result | Refused) -> float | None:
+        """The rate of all requests for which a sample stands; None for a simulation of all of them."""
+        if isinstance(found, Refused) or not _sample(found, settings.requests):
+            return None
+        return self._predictions.of_all(found, settings)
 
     def _prices(self, settings: Settings) -> list[Plain]:
         prices = self._predictions.prices(settings)
@@ -213,9 +221,9 @@ class Drawing:
         if not others and isinstance(bound, Result):
             points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
         for schedule in others or [at.schedule]:
-            result = self._predictions.simulation(at, schedule, soon=True)
-            if isinstance(result, Result):
-                points.setdefault((schedule.name, "simulated"), []).append((where, result.gen_tok_s))
+            rate = self._predictions.rate(at, schedule, soon=True)
+            if not math.isnan(rate):
+                points.setdefault((schedule.name, "simulated"), []).append((where, rate))
 
     def _show_curves(
         self,
@@ -268,9 +276,11 @@ def _sample(simulated: Result | Refused, of: int) -> str:
     """A sample in words; empty for a simulation of all requests."""
     if isinstance(simulated, Refused) or simulated.facts["requests"] == str(of):
         return ""
-    return f"first {int(simulated.facts['requests']):,} of {of:,} requests"
+    return f"{int(simulated.facts['requests']):,} of {of:,} requests"
 
 
 def _differ_in(axis: Slider, one: Settings, other: Settings) -> bool:
     """True if two settings differ in nothing but one setting and the schedule."""
+    if not (axis.steps(one) and axis.steps(other)):
+        return False
     return axis.write(one.on(schedule=other.schedule), axis.read(other)) == other

@@ -18,24 +18,32 @@ from workbench.widgets.state.predictions import Refused
 Plain = dict[str, Any]
 
 
-def figure(result: Result | Refused, name: str, bound: Result | Refused, *, chosen: bool) -> Plain:
-    """One row of the table of figures: a result, or the reason why there is none."""
+def figure(
+    result: Result | Refused, name: str, bound: Result | Refused, *, chosen: bool, rate: float | None = None
+) -> Plain:
+    """One row of the table of figures: a result, or the reason why there is none.
+
+    With a `rate` [output tokens/s] the result is of a sample of the requests, which stands for this rate of all;
+    its times say nothing of all.
+    """
     row: Plain = {"name": name, "chosen": chosen, "source": "simulated", "why": ""}
     if isinstance(result, Refused):
         return {**row, "why": result.why}
     served = result.source is not Source.BOUND
     joules = "" if result.energy is None or not result.generated else digits(result.energy.joules / result.generated)
-    of_bound = None if isinstance(bound, Refused) or not served else result.gen_tok_s / bound.gen_tok_s
+    shown = result.gen_tok_s if rate is None else rate
+    whole = served and rate is None
+    of_bound = None if isinstance(bound, Refused) or not served else shown / bound.gen_tok_s
     return {
         **row,
         "source": result.source.value,
-        "gen_tok_s": digits(result.gen_tok_s),
+        "gen_tok_s": digits(shown),
         "of_bound": of_bound,
-        "ttft": format_seconds(result.ttft) if served and result.ttft == result.ttft else "",
-        "tbt": format_seconds(result.tbt) if served and result.tbt == result.tbt else "",
-        "seconds": format_seconds(result.seconds),
+        "ttft": format_seconds(result.ttft) if whole and result.ttft == result.ttft else "",
+        "tbt": format_seconds(result.tbt) if whole and result.tbt == result.tbt else "",
+        "seconds": format_seconds(result.seconds) if rate is None else "",
         "energy": f"{joules} J/token" if joules else "",
-        "preemptions": f"{result.preemptions:,}" if served else "",
+        "preemptions": f"{result.preemptions:,}" if whole else "",
         "limited": limited(result),
     }
 

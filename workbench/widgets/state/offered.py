@@ -16,6 +16,7 @@ from workbench.scheduler.base import Scheduler
 from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule
 from workbench.schedules.contenders import every_candidate
+from workbench.serving import fits
 from workbench.serving.prepared import price
 from workbench.widgets.state.settings import Settings, whole_machine
 from workbench.workload import Workload, workloads
@@ -116,6 +117,14 @@ def why_not(settings: Settings) -> str:
     except WorkbenchError as error:
         return str(error)
     return ""
+
+
+def unfit(settings: Settings) -> bool:
+    """True if these settings do not go together, or do not fit the memories."""
+    try:
+        return not fits(settings.predicted(), settings.schedule)
+    except WorkbenchError:
+        return True
 
 
 def why_not_live(settings: Settings) -> str:

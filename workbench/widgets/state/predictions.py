@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -10,7 +11,8 @@ from typing import NamedTuple, TypeVar
 from workbench.analysis.costs import Costs, costs
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.core.errors import WorkbenchError
-from workbench.core.result import Result
+from workbench.core.latency import Latencies
+from workbench.core.result import Iterations, Result
 from workbench.core.timeline import Timeline
 from workbench.perfmodels import bound
 from workbench.scenario import Scenario
@@ -70,23 +72,45 @@ class Predictions:
         `soon` allows fewer iterations, see `sample_of`. A sample has fewer requests than the settings.
         """
         asked = settings.on(schedule=schedule)
-        return self._simulations(asked.on(requests=self.sample_of(asked, soon=soon)))
+        return self._simulations(asked.on(sample=self.sample_of(asked, soon=soon)))
+
+    def rate(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> float:
+        """Output tokens/s of a simulation; for a sample, its share of its own bound times that of all. NaN for none."""
+        found = self.simulation(settings, schedule, soon=soon)
+        if isinstance(found, Refused):
+            return math.nan
+        return self.of_all(found, settings.on(schedule=schedule))
+
+    def of_all(self, found: Result, settings: Settings) -> float:
+        """See `rate`."""
+        requests = int(found.facts["requests"])
+        if requests == settings.requests:
+            return found.gen_tok_s
+        mine, whole = self.bound(settings.on(sample=requests)), self.bound(settings)
+        if isinstance(mine, Refused) or isinstance(whole, Refused):
+            return found.gen_tok_s
+        return found.gen_tok_s / mine.gen_tok_s * whole.gen_tok_s
+
+    def forget(self) -> None:
+        """Drop everything that is kept."""
+        for kept in (self._scenario, self._bounds, self._simulations, self._ledgers, self._lanes, self._played):
+            kept.cache_clear()
 
     def sample_of(self, settings: Settings, *, soon: bool) -> int:
         """Number of the requests that are simulated: all, or the first ones if all take too many iterations.
 
-        So many stay that the cache is filled several times over: where many iterations are needed, few requests run at
-        once, and a sample of them runs as all of them do.
+        So many stay, evenly from the first to the last, that the cache is filled several times over: where many
+        iterations are needed, few requests run at once, and a sample of them runs as all of them do. 0 stands for all.
         """
         bound = self.bound(settings)
         if isinstance(bound, Refused):
-            return settings.requests
+            return 0
         most = _SOON if soon else _PATIENT
         if not loader().there:
             most //= _SLOWER
         most = max(most, _FILLINGS * settings.output_len)
         if bound.iterations <= most or len(settings.workload.arrival):
-            return settings.requests
+            return 0
         return max(1, round(settings.requests * most / bound.iterations))
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
@@ -136,5 +160,6 @@ def _played(scenario: Scenario, schedule: Schedule) -> Timeline:
 
 
 def _simulated(scenario: Scenario, schedule: Schedule) -> Result:
-    """A simulation without what takes memory: nothing that is kept here shows a timeline."""
-    return replace(simulate(scenario, schedule), timeline=Timeline())
+    """A simulation without what takes memory: nothing that is kept here shows it."""
+    found = simulate(scenario, schedule)
+    return replace(found, timeline=Timeline(), latencies=Latencies(), steps=Iterations())

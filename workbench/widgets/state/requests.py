@@ -33,6 +33,19 @@ def resized(given: Workload, requests: int, prompt_len: int, output_len: int) ->
     )
 
 
+def thinned(given: Workload, requests: int) -> Workload:
+    """So many of the requests, evenly from the first to the last, which are all there at the start."""
+    chosen = np.unique(np.linspace(0, len(given) - 1, requests).round().astype(np.int64))
+    return replace(
+        given,
+        prompt_len=given.prompt_len[chosen],
+        output_len=given.output_len[chosen],
+        requests=(),
+        arrival=AT_ONCE,
+        ends=given.ends[chosen] if len(given.ends) else given.ends,
+    )
+
+
 def sizes(workload: Workload) -> tuple[int, int, int]:
     """Number of requests, and the means of prompt and output lengths, rounded [tokens]."""
     return len(workload), round(workload.prompt_len.mean()), round(workload.output_len.mean())

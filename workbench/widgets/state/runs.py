@@ -16,7 +16,7 @@ from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits
 from workbench.widgets.state.controls import Slider
-from workbench.widgets.state.offered import why_not
+from workbench.widgets.state.offered import unfit
 from workbench.widgets.state.settings import Settings
 
 Plain = dict[str, Any]
@@ -26,11 +26,10 @@ IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.
 
 
 class Planned(NamedTuple):
-    """One run, alone or of a sweep; `simulated` is its rate in the simulation, NaN without one [output tokens/s]."""
+    """One run, alone or of a sweep."""
 
     settings: Settings
     title: str
-    simulated: float = math.nan
 
 
 class Runs:
@@ -48,7 +47,11 @@ class Runs:
     ended : callable (Settings, Result) -> None
         Called with each run that gave a result, and its settings.
     quiet : callable () -> None
-        Called between two runs; waits until nothing else takes the cores.
+        Called before each run; waits until nothing else takes the cores.
+    simulated : callable (Settings) -> float
+        Rate of the settings in the simulation, NaN without one [output tokens/s].
+    over : callable () -> None
+        Called once the last run has ended, however it ended.
     """
 
     def __init__(
@@ -57,11 +60,15 @@ class Runs:
         sample: Callable[[list[Any], bool], None],
         ended: Callable[[Settings, Result], None],
         quiet: Callable[[], None],
+        simulated: Callable[[Settings], float],
+        over: Callable[[], None],
     ) -> None:
         self._show = show
         self._sample = sample
         self._ended = ended
         self._quiet = quiet
+        self._simulated = simulated
+        self._over = over
         self._busy = False
         self._run: LiveRun | None = None
         self._lock = threading.RLock()
@@ -76,22 +83,30 @@ class Runs:
         """True while runs are going on."""
         return self._busy
 
+    def refuse(self, why: str) -> None:
+        """Say why something cannot be done while runs are going on."""
+        self._publish({**self._last, "text": why})
+
     def allow(self, why: str) -> None:
         """Set the reason why the present settings cannot run; an empty text allows them."""
         self._why = why
         if not self.busy:
             self._publish(self._last)
 
-    def begin(self, planned: Sequence[Planned]) -> None:
-        """Run these settings one after the other in the background, unless runs are going on."""
+    def begin(self, planned: Callable[[], Sequence[Planned]]) -> bool:
+        """Run settings one after the other in the background; return False if runs are going on or none can begin.
+
+        They are planned in the background too.
+        """
         with self._lock:
-            if self.busy or self._why or not planned:
-                return
+            if self.busy or self._why:
+                return False
             self._stopped.clear()
             self._busy = True
             self._publish(self._last)
             self._thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
             self._thread.start()
+            return True
 
     def pause(self) -> None:
         """Hold the run."""
@@ -118,26 +133,30 @@ class Runs:
         """Show the samples so far to a page that was opened or loaded again."""
         self._sample(list(self._samples), True)
 
-    def _follow(self, planned: Sequence[Planned]) -> None:
-        self._run_all(planned)
-        self._busy = False
-        self._publish(self._last)
+    def _follow(self, planned: Callable[[], Sequence[Planned]]) -> None:
+        try:
+            self._run_all(planned())
+        finally:
+            self._busy = False
+            self._publish(self._last)
+            self._over()
 
     def _run_all(self, planned: Sequence[Planned]) -> None:
-        for number, (settings, title, simulated) in enumerate(planned):
-            if number:
-                self._quiet()
+        for number, (settings, title) in enumerate(planned):
+            simulated = self._simulated(settings)
+            self._quiet()
             if self._stopped.is_set():
                 return
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
             try:
                 self._run = start(settings.live(), settings.schedule)
+                if self._stopped.is_set():  # while it started
+                    self._run.stop()
                 self._watch(self._run, of, simulated)
                 if self._run.state is not RunState.FAILED:
                     self._ended(settings, self._run.wait())
             except WorkbenchError as error:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{error}"})
-                return
             except Exception as error:  # an exception of this thread would not be shown
                 self._publish({**self._last, "state": "failed", "text": f"{of}{type(error).__name__}: {error}"})
                 return
@@ -180,26 +199,29 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
 
 
-def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[tuple[str, Settings]]:
-    """Settings of the runs of a sweep, with their titles: at so many positions of a slider, under each schedule.
+def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[Planned]:
+    """Runs of a sweep: at so many positions of a slider, under each schedule.
 
-    Settings that do not go together are left out.
+    Settings that do not go together, or do not fit the memories, are left out.
     """
-    found = list[tuple[str, Settings]]()
-    for label, at in spread(axis, settings, points):
+    found = list[Planned]()
+    for label, value in spread(axis, settings, points):
         for schedule in schedules:
-            each = at.on(schedule=schedule)
-            if not why_not(each):
-                found.append((f"{axis.label} {label}, {schedule.name}", each))
+            under = settings.on(schedule=schedule)
+            if not axis.steps(under):
+                continue
+            each = axis.write(under, value)
+            if not unfit(each):
+                found.append(Planned(each, f"{axis.label} {label}, {each.schedule.name}"))
     return found
 
 
-def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Settings]]:
-    """Settings at so many positions of a slider, evenly over those that work, with their labels."""
+def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Any]]:
+    """So many positions of a slider, evenly over those that work, as labels and values."""
     steps = axis.steps(settings)
-    works = [step for step in steps if not why_not(axis.write(settings, step.value))]
+    works = [step for step in steps if not unfit(axis.write(settings, step.value))]
     if len(works) <= points:
         chosen = works
     else:
         chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
-    return [(step.label, axis.write(settings, step.value)) for step in chosen]
+    return [(step.label, step.value) for step in chosen]

@@ -15,7 +15,7 @@ from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule
 from workbench.serving import fits
 from workbench.widgets.state.ladders import ladder
-from workbench.widgets.state.requests import resized, sizes, with_tokens
+from workbench.widgets.state.requests import resized, sizes, thinned, with_tokens
 from workbench.workload import Routing, Workload
 
 
@@ -41,6 +41,8 @@ class Settings:
         Rate that the link is slowed to [B/s].
     gpu_memory : float
         Memory of the GPU that may be used [B].
+    sample : int
+        Number of the requests, evenly chosen, that stand for all in predictions; 0 for all.
     """
 
     pipeline: Pipeline | Stack
@@ -57,6 +59,7 @@ class Settings:
     kv_tokens: float
     link: float
     gpu_memory: float
+    sample: int = 0
 
     @classmethod
     def of(cls, scenario: Scenario, schedule: Schedule) -> Settings:
@@ -108,6 +111,8 @@ class Settings:
             As `scenario` does.
         """
         lengths = resized(self.workload, self.requests, self.prompt_len, self.output_len)
+        if self.sample:
+            lengths = thinned(lengths, self.sample)
         return self._scenario(replace(lengths, requests=()) if lengths.requests else lengths)
 
     def live(self) -> Scenario:
@@ -194,13 +199,13 @@ def full_link(machine: Machine) -> float:
 
 
 def whole_machine(machine: Machine) -> Machine:
-    """The machine with its whole link rate and GPU memory, where these are known."""
+    """The machine without the limits that `Machine.limit` gave it, where the unlimited one is known."""
     known = _known(machine)
     if known is None:
         return machine
-    own = {name: text for name, text in known.sources.items() if name.startswith(("link.", "gpu.memory"))}
-    whole = replace(machine.gpu, memory=known.gpu.memory)
-    return replace(machine, gpu=whole, link=known.link, throttled=False, sources={**machine.sources, **own})
+    memory = machine.gpu.memory if machine.gpu.memory < known.gpu.memory else None
+    limited = known.limit(gpu_memory=memory, link=full_link(machine) if machine.throttled else None)
+    return known if (limited.gpu, limited.link) == (machine.gpu, machine.link) else machine
 
 
 def _known(machine: Machine) -> Machine | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
 from workbench.core.result import Result
@@ -29,7 +29,21 @@ Plain = dict[str, Any]
 Message = Mapping[str, Any]
 POINTS = 5
 """Values of the setting that a sweep goes along."""
+_DURING_RUNS = frozenset({"pause", "resume", "stop", "ready", "keep", "axis", "pin", "unpin"})
+"""Messages that are answered while runs are going on."""
+_HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
+_STEPS = 200
+"""Steps of the history."""
+_RUNS = 64
+"""Measured runs that are kept."""
 _PATIENCE = 60.0  # seconds that a run of a sweep waits at most for the pictures of the one before
+
+
+class _Moment(NamedTuple):
+    """A moment of the history: the settings, and the schedule that returns once a wiring takes it again."""
+
+    settings: Settings
+    wanted: Schedule
 
 
 class Studio:
@@ -65,16 +79,19 @@ class Studio:
         self._keep = keep
         self.settings = Settings.of(scenario, schedules[0])
         self._wanted = schedules[0]
-        self._past: list[Settings] = []
-        self._future: list[Settings] = []
+        self._past: list[_Moment] = []
+        self._future: list[_Moment] = []
         self._sliding = ""
-        self._fixes: list[Settings] = []
+        self._fixes: dict[int, Settings] = {}
+        self._numbers = count()
         self.measured: list[tuple[Settings, Result]] = []
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
         self.wirings = Wirings(names)
         self.variants = Variants(self.predictions)
-        self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran, self._at_rest)
+        self.runs = Runs(
+            lambda told: self._publish("live", told), sample, self._ran, self._at_rest, self._simulated, self._over
+        )
         self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
         for name, value in EMPTY.items():
             self._out(name, value)
@@ -84,19 +101,25 @@ class Studio:
         """Stop runs and end all threads."""
         self.runs.stop()
         self.drawing.close()
+        self.predictions.forget()
 
     def answer(self, message: Message) -> None:
-        """Do what a message says; one that is not known, or of no use any more, changes nothing."""
+        """Do what a message says; one that is not known, or of no use any more, changes nothing.
+
+        While runs are going on, settings and wiring stay as they are.
+        """
         verb = message.get("do")
         act = getattr(self, f"_on_{verb}", None)
         with self._lock:
-            if act is not None:
+            if self.runs.busy and verb not in _DURING_RUNS:
+                self.runs.refuse(_HELD)
+            elif act is not None:
                 act(message)
             elif verb in self.wirings.verbs:
-                if verb == "open":
-                    self._wanted = self.controls.schedule_named(str(message["name"])) or self._wanted
                 now = self.settings
-                self._wire(self.wirings.edit(now.pipeline, message, now.model))
+                wired = self.wirings.edit(now.pipeline, message, now.model)
+                opened = self.controls.schedule_named(str(message["name"])) if verb == "open" else None
+                self._wire(wired, opened or self._wanted)
 
     def told(self) -> str:
         """The scenario as JSON, for a picture to hold; empty if it cannot be, or cannot be written."""
@@ -139,49 +162,48 @@ class Studio:
 
     # ------------------------------------------------------------------------------------------------------- history
 
-    def _change(self, settings: Settings, sliding: str = "") -> None:
-        """Go to other settings; moves of one slider in a row are one step of the history."""
+    def _change(self, settings: Settings, sliding: str = "", wanted: Schedule | None = None) -> None:
+        """Go to other settings; moves of one slider in a row are one step of the history.
+
+        Unless another schedule is wanted, it is that of the settings.
+        """
         if settings == self.settings:
             return
         if not (sliding and sliding == self._sliding):
-            self._past.append(self.settings)
+            self._past = [*self._past[-_STEPS + 1 :], _Moment(self.settings, self._wanted)]
         self._sliding = sliding
         self._future.clear()
         self.settings = settings
+        self._wanted = wanted or settings.schedule
         self._show()
 
-    def _wire(self, pipeline: Pipeline | Stack) -> None:
+    def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
-        settings = self.settings.on(pipeline=pipeline, schedule=self._wanted)
+        settings = self.settings.on(pipeline=pipeline, schedule=wanted)
         if self.wirings.fault(pipeline) is None and not _takes(settings):
             settings = settings.on(schedule=Overlap())
-        self._change(settings)
+        self._change(settings, wanted=wanted)
 
     def _on_undo(self, _: Message) -> None:
         if self._past:
-            self._future.append(self.settings)
-            self.settings = self._past.pop()
-            self._after_history()
+            self._future.append(_Moment(self.settings, self._wanted))
+            self._go_to(self._past.pop())
 
     def _on_redo(self, _: Message) -> None:
         if self._future:
-            self._past.append(self.settings)
-            self.settings = self._future.pop()
-            self._after_history()
+            self._past.append(_Moment(self.settings, self._wanted))
+            self._go_to(self._future.pop())
 
-    def _after_history(self) -> None:
+    def _go_to(self, moment: _Moment) -> None:
+        self.settings, self._wanted = moment
         self._sliding = ""
         self._show()
 
     # ------------------------------------------------------------------------------------------------------- settings
 
     def _on_set(self, message: Message) -> None:
-        if self.runs.busy:
-            return
         control = self.controls[str(message["name"])]
         found = control.moved(self.settings, message["value"])
-        if control.name == "schedule":
-            self._wanted = found.schedule
         self._change(found, sliding=control.name if isinstance(control, Slider) else "")
 
     def _on_axis(self, message: Message) -> None:
@@ -199,12 +221,12 @@ class Studio:
         if pipeline == self.settings.pipeline:
             self._out("code", {"text": text, "error": "", "line": 0})
         else:
-            self._wire(pipeline)
+            self._wire(pipeline, self._wanted)
 
     def _mends(self) -> list[Plain]:
         """Changes of the settings that make everything fit, the nearest first."""
         scenario = self.predictions.scenario(self.settings)
-        self._fixes = []
+        self._fixes = {}
         if isinstance(scenario, Refused):
             return []
         told = list[Plain]()
@@ -212,20 +234,26 @@ class Studio:
             ledger = fits(scenario, self.settings.schedule)
         except WorkbenchError:
             if not _takes(self.settings):
-                self._fixes = [self.settings.on(schedule=Overlap())]
-                return [{"id": 0, "label": "Use the schedule Overlap, which takes any wiring"}]
+                overlap = self.settings.on(schedule=Overlap())
+                return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
         for change in ledger.changes:
             if change.scenario.machine != scenario.machine:
                 continue  # no control gives a machine more memory
-            self._fixes.append(_changed(self.settings, change.scenario, change.schedule))
-            told.append({"id": len(told), "label": f"Use {change.text}"})
+            fixed = _changed(self.settings, change.scenario, change.schedule)
+            told.append(self._fix(fixed, f"Use {change.text}"))
         return told
 
+    def _fix(self, settings: Settings, label: str) -> Plain:
+        """Offer a change under a number that no other one has."""
+        number = next(self._numbers)
+        self._fixes[number] = settings
+        return {"id": number, "label": label}
+
     def _on_fix(self, message: Message) -> None:
-        number = int(message["id"])
-        if 0 <= number < len(self._fixes):
-            self._change(self._fixes[number])
+        fixed = self._fixes.get(int(message["id"]))
+        if fixed is not None:
+            self._change(fixed)
 
     # ---------------------------------------------------------------------------------------------------- variants
 
@@ -242,20 +270,22 @@ class Studio:
 
     def _on_recall(self, message: Message) -> None:
         settings = self.variants.settings(int(message["id"]))
-        if settings is not None and not self.runs.busy:
-            self._wanted = settings.schedule
+        if settings is not None:
             self._change(settings)
 
     # --------------------------------------------------------------------------------------------------------- runs
 
     def _on_start(self, _: Message) -> None:
-        self.drawing.cancel()  # the cores belong to the run
-        self.runs.begin([self._planned(self.settings, self.settings.schedule.name)])
+        now = self.settings
+        self.runs.begin(lambda: [Planned(now, now.schedule.name)])
 
-    def _planned(self, settings: Settings, title: str) -> Planned:
-        """A run of these settings, with the rate of its simulation."""
-        found = self.predictions.simulation(settings, settings.schedule)
-        return Planned(settings, title, found.gen_tok_s if isinstance(found, Result) else math.nan)
+    def _simulated(self, settings: Settings) -> float:
+        """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
+        return self.predictions.rate(settings, settings.schedule)
+
+    def _over(self) -> None:
+        """Draw what was left undrawn while runs were going on."""
+        self.drawing.put(self.settings)
 
     def _on_pause(self, _: Message) -> None:
         self.runs.pause()
@@ -275,8 +305,8 @@ class Studio:
         self._on_axis({"name": axis.name})
         names = [str(name) for name in message.get("schedules", [])] or [now.schedule.name]
         schedules = [each for each in self.controls.schedules(now) if each.name in names]
-        found = swept(now, axis, int(message.get("points", POINTS)), schedules)
-        self.runs.begin([self._planned(each, title) for title, each in found])
+        points = int(message.get("points", POINTS))
+        self.runs.begin(lambda: swept(now, axis, points, schedules))
 
     def _on_ready(self, _: Message) -> None:
         self.runs.resend()
@@ -285,11 +315,12 @@ class Studio:
         """Keep what was measured, and show it beside what was predicted."""
         if not result.stopped:
             with self._lock:
-                self.measured = [*self.measured, (settings, result)]
+                self.measured = [*self.measured[-_RUNS + 1 :], (settings, result)]
         self.drawing.put(self.settings)
 
     def _at_rest(self) -> None:
-        """Wait until everything is drawn: the cores belong to the next run."""
+        """Stop drawing: the cores belong to the next run."""
+        self.drawing.cancel()
         self.drawing.wait(_PATIENCE)
 
 

@@ -80,7 +80,9 @@ class Variants:
         ledger = self._predictions.ledger(settings)
         found = dict[str, _Figure]()
         if isinstance(result, Result):
-            found["output tokens/s"] = _Figure(digits(result.gen_tok_s), result.gen_tok_s, False)
+            rate = self._predictions.of_all(result, settings)
+            found["output tokens/s"] = _Figure(digits(rate), rate, False)
+        if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
             found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
             found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)
             if result.energy is not None:

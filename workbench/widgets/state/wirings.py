@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 from workbench.analysis.costs import Cost, Costs
@@ -37,6 +39,7 @@ from workbench.pipeline import (
     with_set,
     with_stored,
 )
+from workbench.pipeline.parsing import WORDS
 from workbench.schedules.registry import every_schedule
 from workbench.stages import BUILT_IN, ExpertSet, Move, Op, Place, RowClass, Stage, Streamed, experts, kv, weights
 
@@ -73,15 +76,17 @@ class Wirings:
     """
 
     def __init__(self, names: Mapping[str, Op | ExpertSet]) -> None:
-        self.names = dict(names)
-        self._mends: list[Wiring] = []
+        self.names = {value.name if name in WORDS else name: value for name, value in names.items()}
+        self._mends: dict[int, Wiring] = {}
+        self._numbers = count()
 
     # ------------------------------------------------------------------------------------------------------- reading
 
     def code(self, wiring: Wiring) -> Plain:
         """The code of a wiring for the browser."""
         try:
-            return {"text": code_of(wiring, self.names), "error": "", "line": 0}
+            name = "layer" if "layer" not in self.names else "wired"
+            return {"text": code_of(wiring, self.names, name), "error": "", "line": 0}
         except PipelineError as error:
             return {"text": "", "error": str(error), "line": 0}
 
@@ -113,19 +118,22 @@ class Wirings:
         streams = [cost for cost in costs.entries if not cost.path] if costs is not None else []
         faulty = self.fault(wiring)
         fault: Plain | None = None
-        self._mends = []
+        self._mends = {}
         if faulty is not None:
             place, why = faulty
-            self._mends = [with_range(wiring, place, mend.pipeline) for mend in why.mends]
-            mends = [{"id": number, "label": mend.label} for number, mend in enumerate(why.mends)]
+            mends = list[Plain]()
+            for mend in why.mends:
+                number = next(self._numbers)
+                self._mends[number] = with_range(wiring, place, mend.pipeline)
+                mends.append({"id": number, "label": mend.label})
             path = None if why.path is None else list(why.path)
             fault = {"range": place, "path": path, "text": why.text, "mends": mends}
-        placed = {stage.op.name for each in ranges for stage in each.pipeline.stages}
+        there = {stage.op for each in ranges for stage in each.pipeline.stages}
         return {
             "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
             "layers": layers,
             "fault": fault,
-            "palette": [_entry(name, op, name in placed) for name, op in self.palette(model).items()],
+            "palette": [_entry(name, op, op in there) for name, op in self.palette(model).items()],
             "presets": [{"name": name, "label": label} for name, label in _SYSTEMS.items() if name in presets()],
             "stale": False,
         }
@@ -244,8 +252,7 @@ class Wirings:
         if verb == "open":
             return presets()[str(message["name"])]
         if verb == "mend":
-            number = int(message["id"])
-            return self._mends[number] if 0 <= number < len(self._mends) else wiring
+            return self._mends.get(int(message["id"]), wiring)
         return _EDITS[verb](self, wiring, message, model)
 
 
@@ -410,10 +417,12 @@ def _subset(wirings: Wirings, text: str) -> ExpertSet | slice | None:
         return None
     rest = words.startswith("~")
     name = words.removeprefix("~").strip()
-    found = wirings.names.get(name)
+    sets = [value for known, value in wirings.names.items() if isinstance(value, ExpertSet) and known == name]
+    sets += [value for value in wirings.names.values() if isinstance(value, ExpertSet) and value.name == name]
+    found = next(iter(sets), None)
     if not isinstance(found, ExpertSet):
         edges = [edge.strip() for edge in name.split(":")]
-        if len(edges) != 2 or not all(edge.lstrip("-").isdigit() or not edge for edge in edges):
+        if len(edges) != 2 or not all(re.fullmatch(r"(-?\d+)?", edge) for edge in edges):
             raise PipelineError(f"{text!r} names no experts; write a range such as :32, or the name of an ExpertSet.")
         first, stop = (int(edge) if edge else None for edge in edges)
         found = ExpertSet.of_slice(slice(first, stop))
