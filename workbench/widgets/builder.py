@@ -54,6 +54,7 @@ class View(anywidget.AnyWidget):
 
     _esm = (_WEB / "builder.js").read_text(encoding="utf-8")
     _css = (_WEB / "builder.css").read_text(encoding="utf-8")
+    _parts: ClassVar[Sequence[str]] = _WIRED
     _opened: ClassVar[WeakSet[View]] = WeakSet()
     parts: traitlets.List[Any] = traitlets.List().tag(sync=True)
     wiring: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
@@ -72,9 +73,8 @@ class View(anywidget.AnyWidget):
         schedules: Sequence[Schedule] = (),
         *,
         names: Mapping[str, Op | ExpertSet] | None = None,
-        parts: Sequence[str] = _WIRED,
     ) -> None:
-        super().__init__(parts=list(parts))
+        super().__init__(parts=list(self._parts))
         self._made_by = _running_cell()
         for older in list(View._opened):
             if older._made_by.again_in(self._made_by):
@@ -167,15 +167,7 @@ class Dashboard(View):
     >>> Dashboard(scenario)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        schedules: Sequence[Schedule] = (),
-        *,
-        names: Mapping[str, Op | ExpertSet] | None = None,
-        parts: Sequence[str] = _EXPLORED,
-    ) -> None:
-        super().__init__(scenario, schedules, names=names, parts=parts)
+    _parts = _EXPLORED
 
 
 def _running_cell() -> Made:
