@@ -25,7 +25,7 @@ function card([name, device], options = {}) {
   const fetchable = weights && device === "gpu";
   return {
     kind: "card", path: [], name, device, about, rows: "all", own: name === "gate_norm",
-    weights: weights || null, flops, seconds: seconds * slow, share: null,
+    weights, flops, seconds: seconds * slow, share: null,
     stored: !weights ? "" : device === "gpu" ? "streamed" : "resident",
     options: [
       ...(name === "experts" ? [{ name: "defer", value: 0, most: 5, label: "defer experts" }, { name: "skip", value: 0, most: 2, label: "skip experts" }] : []),
@@ -218,7 +218,6 @@ const CURVES = {
     { name: "measured", kind: "measured", points: [[8e9, 70], [24e9, 170], [48e9, 290], [70e9, 330]] },
   ],
   chosen: "VSLPipe", axis: "kv_capacity", axes: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "Running sequences" }],
-  sweep: { y: [{ value: "chosen", label: "the chosen schedule" }, { value: "schedule", label: "every schedule" }, { value: "max_running", label: "Running sequences" }] },
 };
 
 function lanesOf() {

@@ -191,7 +191,6 @@ export interface Curves {
   chosen?: string; // the name of the chosen schedule's line
   axis?: string; // what the curves are drawn over
   axes?: Field[];
-  sweep?: { y: Field[] }; // what a sweep can be repeated for
 }
 
 export interface Lanes {
@@ -252,7 +251,7 @@ export type Message =
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }
-  | { do: "sweep"; x: string; y: string };
+  | { do: "sweep"; x: string; schedules: string[]; points: number };
 
 type Listener = (...given: never[]) => void;
 

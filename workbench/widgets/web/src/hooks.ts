@@ -40,6 +40,12 @@ export function useSend(): (message: Message) => void {
   return (message) => void talk.send(message);
 }
 
+// True where the wiring cannot be, and says so itself.
+export function useBroken(): boolean {
+  const { fault } = useTrait("wiring");
+  return useTrait("parts").includes("wiring") && Boolean(fault);
+}
+
 // The width of an element, as it changes.
 export function useWidth(element: RefObject<HTMLElement | null>): number {
   const [width, setWidth] = useState(0);

@@ -74,8 +74,8 @@ export function Code(): ReactNode {
       </div>
       {code.error && (
         <p className="wb-wrong" role="alert">
-          {code.line > 0 && !/^line \d/i.test(code.error) && <b>Line {code.line}. </b>}
-          {code.error}
+          {code.line > 0 && <b>Line {code.line}. </b>}
+          {code.error.replace(/^line \d+: /i, "")}
         </p>
       )}
     </Panel>

@@ -9,7 +9,7 @@ import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
 
-const POINTS = 5; // of a sweep
+const POINTS = 5; // of a sweep, under each schedule
 const HEIGHT = 250;
 const EDGE = { left: 58, right: 16, top: 12, bottom: 42 };
 
@@ -160,22 +160,33 @@ function spoken({ x, y, lines }: CurvesTrait): string {
   return `${capital(y.label)} over ${x.label}. ${said.join("; ")}`;
 }
 
-// Runs this computer along the axis of the curves, once for each of what is chosen.
+// Runs this computer along the axis of the curves, under each schedule that is marked.
 function Sweep(): ReactNode {
   const { talk } = useBench();
-  const { axis, x, sweep } = useTrait("curves");
+  const { axis, x } = useTrait("curves");
   const { state, can } = useTrait("live");
-  const [asked, setAsked] = useState("");
+  const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
-  const options = (sweep?.y ?? []).filter((field) => field.value !== axis).map((field) => ({ ...field, why: "" }));
-  const y = options.find((option) => option.value === asked)?.value ?? options[0]?.value;
-  if (axis === undefined || y === undefined || (!can && !running)) return null;
+  const [marked, setMarked] = useState<string[] | null>(null);
+  if (axis === undefined || control?.kind !== "choice" || (!can && !running)) return null;
+  const offered = control.options.filter((option) => !option.why);
+  const schedules = offered.map((option) => option.value).filter((name) => (marked ?? [control.value]).includes(name));
+  const mark = (name: string): void => setMarked(schedules.includes(name) ? schedules.filter((each) => each !== name) : [...schedules, name]);
+  const start = (): void => void talk.send({ do: "sweep", x: axis, schedules, points: POINTS });
   return (
-    <div className="wb-sweep">
-      <Choice inline control={{ label: `Measure ${POINTS} points over ${x.label} for`, value: y, options }} onChoose={setAsked} />
-      <button type="button" className="wb-button" disabled={running} onClick={() => talk.send({ do: "sweep", x: axis, y })}>
+    <fieldset className="wb-sweep">
+      <legend>
+        Measure {POINTS} points over {x.label} with
+      </legend>
+      {offered.map((option) => (
+        <label key={option.value} className="wb-flag">
+          <input type="checkbox" checked={schedules.includes(option.value)} disabled={running} onChange={() => mark(option.value)} />
+          {option.label}
+        </label>
+      ))}
+      <button type="button" className="wb-button" disabled={running || schedules.length === 0} onClick={start}>
         Measure
       </button>
-    </div>
+    </fieldset>
   );
 }

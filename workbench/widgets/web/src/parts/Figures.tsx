@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
 
 import type { FigureRow } from "../contract";
-import { useBench, useSend, useTrait } from "../hooks";
+import { useBench, useBroken, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
@@ -20,8 +20,7 @@ const COLUMNS: [Column, string, string][] = [
 
 export function Figures(): ReactNode {
   const { problem: said, mends, sample, rows, ledger, pending } = useTrait("figures");
-  const { fault } = useTrait("wiring");
-  const broken = useTrait("parts").includes("wiring") && Boolean(fault); // the wiring says so itself
+  const broken = useBroken();
   const problem = broken ? "" : said;
   const send = useSend();
   const refused = broken ? [] : rows.filter((row) => row.why && !row.chosen);

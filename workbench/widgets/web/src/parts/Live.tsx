@@ -1,7 +1,7 @@
 import { useEffect, useRef, type ReactNode } from "react";
 
 import type { Live as LiveTrait } from "../contract";
-import { useBench, useSend, useTrait } from "../hooks";
+import { useBench, useBroken, useSend, useTrait } from "../hooks";
 import { Panel } from "./Panel";
 
 const WORDS: Record<LiveTrait["state"], string> = {
@@ -20,6 +20,7 @@ export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
 export function Live(): ReactNode {
   const { state, can, why, text, share, channels } = useTrait("live");
   const send = useSend();
+  const broken = useBroken();
   const active = ACTIVE.includes(state);
   const buttons = (
     <div className="wb-toolbar">
@@ -45,7 +46,7 @@ export function Live(): ReactNode {
         <b className={`wb-live-${state}`}>{WORDS[state]}</b>
         {text && <span>{text}</span>}
       </p>
-      {!can && why && <p className="wb-note">{why}</p>}
+      {!can && why && <p className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</p>}
       {state !== "none" && (
         <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
           <i style={{ width: `${100 * Math.min(1, share)}%` }} />

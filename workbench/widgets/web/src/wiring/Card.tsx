@@ -55,7 +55,7 @@ export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNod
         <i style={{ width: `${100 * Math.min(1, element.share ?? 0)}%` }} />
       </div>
       <div className="wb-card-fine">
-        <span>{element.weights ? `${bytes(element.weights)} ${shortStored(element)}` : "no weights"}</span>
+        <span>{weightsOf(element)}</span>
         <span>{element.flops === null ? "" : flops(element.flops)}</span>
       </div>
       <button
@@ -72,6 +72,8 @@ export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNod
   );
 });
 
-function shortStored(element: CardElement): string {
-  return element.stored === "chosen" ? "chosen" : storedWord(element).split(" ")[0]!;
+function weightsOf(element: CardElement): string {
+  if (element.weights === null) return "";
+  if (element.weights === 0) return "no weights";
+  return `${bytes(element.weights)} ${element.stored === "chosen" ? "chosen" : storedWord(element).split(" ")[0]}`;
 }

@@ -142,10 +142,15 @@ function Fetches({ range, index }: { range: LayerRange; index: number }): ReactN
       <legend>Streamed to the GPU</legend>
       {range.fetches.map(({ name, on, label, why, bytes }) => (
         <label key={name} className={why && !on ? "wb-off" : ""} title={why}>
-          <input type="checkbox" checked={on} disabled={Boolean(why) && !on} onChange={() => talk.edit(fetch(index, name, !on))} />
+          <input
+            type="checkbox"
+            aria-label={why && !on ? `${label}, not possible: ${why}` : label}
+            checked={on}
+            disabled={Boolean(why) && !on}
+            onChange={() => talk.edit(fetch(index, name, !on))}
+          />
           {label}
           {on && bytes != null && <small>{formatted(bytes)} per layer</small>}
-          {why && !on && <span className="wb-unseen">, not possible: {why}</span>}
         </label>
       ))}
     </fieldset>

@@ -36,10 +36,10 @@ function Label({ move, x, y, stale }: { move: MoveElement; x: number; y: number;
     >
       <span className="wb-transfer-what">
         <span aria-hidden="true">{move.target === "gpu" ? "↑" : "↓"} </span>
-        {move.carries || "nothing"}
+        {move.carries}
         <span className="wb-unseen"> to the {move.target.toUpperCase()}</span>
       </span>
-      <span className="wb-transfer-cost">{numbers.filter(Boolean).join(" · ") || "–"}</span>
+      <span className="wb-transfer-cost">{numbers.filter(Boolean).join(" · ")}</span>
     </div>
   );
 }

@@ -40,7 +40,9 @@ export function Wiring(): ReactNode {
   const picture = useMemo(() => layout(range, fault, width), [range, fault, width]);
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
   const active = focused !== null && keys.includes(focused) ? focused : (keys[0] ?? null);
-  const capacity = (names: RegExp): string => figures.ledger.find((row) => names.test(row.name))?.capacity ?? "";
+  const ledger = useRef(figures.ledger); // the last one, where the wiring that is shown has none
+  if (figures.ledger.length > 0) ledger.current = figures.ledger;
+  const capacity = (names: RegExp): string => ledger.current.find((row) => names.test(row.name))?.capacity ?? "";
   const [gpu, cpu, link] = [capacity(/^gpu/i), capacity(/^(cpu|host|main|dram)/i), linkSpeed(settings)];
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer

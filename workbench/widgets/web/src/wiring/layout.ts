@@ -14,7 +14,7 @@ const LINK = 92; // the strip between the lanes
 const GUTTER = 70; // names of the lanes
 const PORT = 30;
 const MARGIN = 6;
-export const CALLOUT = { width: 440, height: 104 };
+export const CALLOUT = { width: 560, height: 122 };
 
 export interface Box {
   x: number;
@@ -339,9 +339,10 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
 }
 
 function calloutBox(cause: Box, below: boolean, lanes: Record<Device, Box>, width: number): Box {
-  const x = Math.min(Math.max(MARGIN, cause.x + cause.width / 2 - CALLOUT.width / 2), width - CALLOUT.width - MARGIN);
+  const own = Math.min(CALLOUT.width, width - 2 * MARGIN);
+  const x = Math.min(cause.x + cause.width / 2 - own / 2, width - own - MARGIN);
   const y = below ? lanes.cpu.y + lanes.cpu.height + 8 : lanes.gpu.y - CALLOUT.height - 8;
-  return { x: Math.max(MARGIN, x), y, ...CALLOUT };
+  return { x: Math.max(MARGIN, x), y, width: own, height: CALLOUT.height };
 }
 
 function streamsOf(cards: PlacedCard[], linkTop: number, cpuTop: number): Stream[] {

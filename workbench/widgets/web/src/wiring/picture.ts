@@ -102,7 +102,7 @@ function wires(picture: Layout, colours: Colours): string[] {
   });
   const labels = picture.wires.flatMap(({ move, label }) => {
     if (!move || !label) return [];
-    const what = `${move.target === "gpu" ? "↑" : "↓"} ${move.carries || "nothing"}`;
+    const what = `${move.target === "gpu" ? "↑" : "↓"} ${move.carries}`;
     const cost = [move.bytes === null ? "" : bytes(move.bytes), move.seconds === null ? "" : seconds(move.seconds)];
     const rows = [...twoLines(what, 21), cost.filter(Boolean).join(" · ")];
     const width = Math.min(150, Math.max(70, 6.4 * Math.max(...rows.map((row) => row.length)) + 12));
@@ -122,7 +122,8 @@ function cardPicture({ element, box }: Layout["cards"][number], colours: Colours
   const { x, y } = box;
   const device = colours[element.device];
   const share = Math.min(1, element.share ?? 0);
-  const stored = element.weights ? `${bytes(element.weights)} ${storedWord(element).split(" ")[0]}` : "no weights";
+  const known = element.weights ? `${bytes(element.weights)} ${storedWord(element).split(" ")[0]}` : "no weights";
+  const stored = element.weights === null ? "" : known;
   const name = element.rows === "all" || element.name.includes(element.rows) ? element.name : `${element.name} (${element.rows})`;
   return [
     rect(box, colours.raised, colours.line, 7),

@@ -34,5 +34,5 @@ export function cardWords(card: CardElement): string {
 export function moveWords(move: MoveElement): string {
   const size = move.bytes === null ? "" : `, ${bytes(move.bytes)}`;
   const time = move.seconds === null ? "" : `, ${seconds(move.seconds)}`;
-  return `${move.carries || "nothing"} to the ${NAMES[move.target]}${size}${time}`;
+  return `${move.carries || "transfer"} to the ${NAMES[move.target]}${size}${time}`;
 }
