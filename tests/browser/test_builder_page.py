@@ -194,6 +194,16 @@ def test_a_fault_stands_at_its_card_with_a_button_that_mends_it(opened):
     assert builder.page.locator(".wb-card-faulty").count() == 0
 
 
+def test_a_fault_is_told_once(opened):
+    builder = opened("fault")
+    told = builder.page.evaluate("fake.state.wiring.fault.text")
+    builder.page.evaluate("told => fake.put({figures: {...fake.state.figures, problem: told}})", told)
+    builder.page.evaluate("told => fake.put({live: {...fake.state.live, can: false, why: told}})", told)
+    builder.settled()
+    assert builder.page.locator(".wb-panel", has_text=told).count() == 1
+    assert "no weights" not in builder.page.locator("[data-card=experts]").inner_text()
+
+
 def test_ranges_are_split_shown_and_merged(opened):
     builder = opened("vslpipe")
     builder.page.get_by_role("button", name="Split layers").click()

@@ -64,6 +64,11 @@ test("what a transfer carries is written whole, in two lines where it is long", 
   for (const line of ["↓ k v, q of decode", "rows"]) assert.ok(svg.includes(`>${line}<`));
 });
 
+test("weights that are not known are not called none", () => {
+  const drawn = (weights) => picture(wiring(range(card("a", "gpu", { weights }))), TOLD, COLOURS).includes("no weights");
+  assert.deepEqual([drawn(null), drawn(0), drawn(5)], [false, true, false]);
+});
+
 test("a text goes into a PNG as a chunk with its checksum", () => {
   const png = new Uint8Array(Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64"));
   const made = Buffer.from(withText(png, "Description", "é >> cpu"));
