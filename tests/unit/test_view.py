@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
 from PIL import Image, PngImagePlugin
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
@@ -196,6 +198,16 @@ def test_the_still_is_a_picture_that_holds_its_scenario(view):
     picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
     assert picture.width > 400
     assert json.loads(picture.text[KEY])["format"]
+
+
+def test_a_page_made_of_a_saved_notebook_shows_the_still(view):
+    """JupyterLab saves no states of widgets; then `jupyter nbconvert --to html` takes the picture."""
+    bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    output = nbformat.v4.new_output("display_data", data=data)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("builder", outputs=[output])])
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert data["image/png"] in page.replace("\n", "")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "html"])
