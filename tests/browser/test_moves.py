@@ -61,7 +61,7 @@ WATCH = """root => {
     watch("lanes", ".wb-lanes", later);
     watch("curves", ".wb-curves", later);
 }"""
-"""Notes when each part is drawn anew: the chosen schedule's figures come while others are being computed, or with all."""
+"""Notes when each part is drawn anew: figures of the chosen schedule come before those of the others, or with them."""
 FOLLOWED = "() => window.seen.figures && window.seen.curves"
 
 
