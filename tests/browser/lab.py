@@ -54,7 +54,7 @@ class Session:
     def fresh_page(self) -> Any:
         """A new page, watched from its first request on."""
         page = self.browser.new_page()
-        page.set_default_timeout(int(os.environ.get("WB_T", "60_000")))
+        page.set_default_timeout(60_000)
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda asked: None if asked.url.startswith(OURS) else self.requests.append(asked.url))

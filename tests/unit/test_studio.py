@@ -262,6 +262,26 @@ def test_variants_are_compared_and_recalled(desk):
     assert [each["name"] for each in desk.shown["variants"]] == ["B"]
 
 
+def test_variants_say_in_what_they_differ(desk):
+    desk.say("pin")
+    assert "decode_attention on the CPU" in desk.shown["variants"][0]["about"]
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("place", range=0, path=place, device="cpu").say("pin")
+    assert [each["about"].partition(" on the CPU")[0] for each in desk.shown["variants"]] == [
+        "decode_attention",
+        "decode_attention experts",
+    ]
+    assert not any("tiny" in each["about"] for each in desk.shown["variants"])
+
+
+def test_figures_that_read_the_same_are_equally_good(desk):
+    desk.say("pin").say("set", name="schedule", value="VSLPipe").say("pin")
+    for row in desk.shown["variants"][0]["rows"]:
+        texts = {each["rows"][row] for each in desk.shown["variants"]}
+        best = sum(row in each["best"] for each in desk.shown["variants"])
+        assert best == (len(texts) > 1), row
+
+
 def test_curves_go_over_another_setting(desk):
     desk.drawn()
     assert desk.shown["curves"]["axis"] == "kv_capacity"

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
+from workbench.pipeline import Pipeline, Stack
 from workbench.serving.ledger import Ledger
+from workbench.stages import Place
 from workbench.widgets.parts.words import digits
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
@@ -63,16 +65,22 @@ class Variants:
 
     def _plain(self, each: Variant, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> Plain:
         best = [name for name in mine if _is_best(name, mine, all_of_them)]
-        at = each.settings
-        about = f"{at.model.name}, {at.schedule.name}, {format_bytes(at.kv_capacity)} of KV, {at.requests:,} requests"
         return {
             "id": each.number,
             "name": _NAMES[each.number % len(_NAMES)],
-            "about": about,
+            "about": self._about(each.settings),
             "code": each.code,
             "rows": {name: figure.text for name, figure in mine.items()},
             "best": best,
         }
+
+    def _about(self, settings: Settings) -> str:
+        """In what these settings differ from others that are pinned; of a single one, or one that looks alike, all."""
+        mine = _told(settings)
+        others = [_told(each.settings) for each in self._pinned]
+        choices = zip(mine, *others, strict=True)
+        apart = [own for own, *theirs in choices if set(theirs) - {own}]
+        return ", ".join(apart or mine)
 
     def _figures(self, settings: Settings) -> dict[str, _Figure]:
         """The figures of a simulation, and what it needs of both memories."""
@@ -94,9 +102,37 @@ class Variants:
         return found
 
 
+def _told(settings: Settings) -> list[str]:
+    """Every choice of some settings, in words."""
+    ranges = settings.pipeline.ranges if isinstance(settings.pipeline, Stack) else settings.pipeline[:].ranges
+    wired = "; ".join(_wired(each.pipeline) for each in ranges)
+    return [
+        settings.model.name,
+        settings.machine.name,
+        wired,
+        settings.schedule.name,
+        type(settings.scheduler).__name__,
+        f"{format_bytes(settings.kv_capacity)} of KV",
+        f"{settings.requests:,} requests",
+        f"{settings.prompt_len:,} prompt tokens",
+        f"{settings.output_len:,} output tokens",
+        f"link {format_bytes(settings.link)}/s",
+        f"{format_bytes(settings.gpu_memory)} of GPU memory",
+    ]
+
+
+def _wired(pipeline: Pipeline) -> str:
+    """Operations on the CPU and tensors that are streamed, in words."""
+    on_cpu = [stage.op.name for stage in pipeline.stages if stage.device is Place.CPU]
+    streamed = [item.name for item in pipeline.fetches]
+    where = f"{' '.join(on_cpu)} on the CPU" if on_cpu else "all on the GPU"
+    return f"{where}, {' '.join(streamed)} streamed" if streamed else where
+
+
 def _is_best(name: str, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> bool:
-    """True if several variants have a figure and none has a better one."""
-    values = [other[name].value for other in all_of_them if name in other and not math.isnan(other[name].value)]
-    if len(values) < 2 or len(set(values)) == 1:
+    """True if none has a better figure; figures that read the same are equally good, and if all do none is best."""
+    found = [other[name] for other in all_of_them if name in other and not math.isnan(other[name].value)]
+    if len({each.text for each in found}) < 2:
         return False
-    return mine[name].value == (min(values) if mine[name].least_is_best else max(values))
+    best = (min if mine[name].least_is_best else max)(found, key=lambda each: each.value)
+    return mine[name].text == best.text
