@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from workbench.analysis.costs import Costs, costs
@@ -26,14 +27,14 @@ from workbench.widgets.state.settings import Settings
 _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
-_SOON = 6_000
-"""Most iterations of a simulation that is to follow a slider; they take some 0.1 s."""
-_PATIENT = 60_000
-"""Most iterations of a simulation at rest; they take some 1 s."""
-_SLOWER = 8
-"""Factor by which a simulation takes longer until its kernels are loaded."""
-_FILLINGS = 8
-"""Number of times that a sample fills the cache at least; then it is within 6 % of all requests."""
+_SOON = 0.15
+"""Longest simulation that is to follow a slider [s]."""
+_PATIENT = 2.5
+"""Longest simulation at rest [s]."""
+_PROBED = 200
+"""Iterations of which the time of one is taken, and least of a simulation that may take too long."""
+_FILLINGS = 2
+"""Number of times that a sample fills the cache at least, however long it takes."""
 _FEW = 32
 """Pictures and prices that are kept; they are larger, and of the present settings alone."""
 
@@ -52,6 +53,7 @@ class Predictions:
         self._scenario = lru_cache(maxsize=64)(_scenario)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
+        self._samples = lru_cache(maxsize=_KEPT)(self._sample_of)
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
         self._played = lru_cache(maxsize=1)(self._asking(_played))
@@ -69,13 +71,13 @@ class Predictions:
     def simulation(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> Result | Refused:
         """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
 
-        `soon` allows fewer iterations, see `sample_of`. A sample has fewer requests than the settings.
+        `soon` allows less time for it.
         """
         asked = settings.on(schedule=schedule)
-        return self._simulations(asked.on(sample=self.sample_of(asked, soon=soon)))
+        return self._simulations(asked.on(sample=self._samples(asked, soon, loader().there)))
 
     def rate(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> float:
-        """Output tokens/s of a simulation; for a sample, its share of its own bound times that of all. NaN for none."""
+        """Output tokens/s of a simulation; of a sample at most the bound of all. NaN for none."""
         found = self.simulation(settings, schedule, soon=soon)
         if isinstance(found, Refused):
             return math.nan
@@ -86,32 +88,45 @@ class Predictions:
         requests = int(found.facts["requests"])
         if requests == settings.requests:
             return found.gen_tok_s
-        mine, whole = self.bound(settings.on(sample=requests)), self.bound(settings)
-        if isinstance(mine, Refused) or isinstance(whole, Refused):
-            return found.gen_tok_s
-        return found.gen_tok_s / mine.gen_tok_s * whole.gen_tok_s
+        whole = self.bound(settings)
+        return found.gen_tok_s if isinstance(whole, Refused) else min(found.gen_tok_s, whole.gen_tok_s)
 
     def forget(self) -> None:
         """Drop everything that is kept."""
-        for kept in (self._scenario, self._bounds, self._simulations, self._ledgers, self._lanes, self._played):
+        for kept in (self._scenario, self._bounds, self._simulations, self._samples, self._ledgers, self._lanes):
             kept.cache_clear()
+        self._played.cache_clear()
 
-    def sample_of(self, settings: Settings, *, soon: bool) -> int:
-        """Number of the requests that are simulated: all, or the first ones if all take too many iterations.
+    def _sample_of(self, settings: Settings, soon: bool, _: bool) -> int:
+        """Number of the requests that are simulated, or 0 for all.
 
-        So many stay, evenly from the first to the last, that the cache is filled several times over: where many
-        iterations are needed, few requests run at once, and a sample of them runs as all of them do. 0 stands for all.
+        If all would take too long, some stay, evenly from the first to the last, that fill the cache several times
+        over: where many iterations are needed, few requests run at once, and a sample of them runs as all of them do.
+        How long all take is told by a few of them.
         """
         bound = self.bound(settings)
-        if isinstance(bound, Refused):
+        if isinstance(bound, Refused) or bound.iterations <= _PROBED or len(settings.workload.arrival):
             return 0
-        most = _SOON if soon else _PATIENT
-        if not loader().there:
-            most //= _SLOWER
-        most = max(most, _FILLINGS * settings.output_len)
-        if bound.iterations <= most or len(settings.workload.arrival):
-            return 0
-        return max(1, round(settings.requests * most / bound.iterations))
+        few = max(1, round(settings.requests * _PROBED / bound.iterations))
+        taken = self._timed(settings.on(sample=few))
+        if taken < _SOON:  # the first time, tasks are lowered and priced too
+            taken = self._timed(settings.on(sample=few))
+        seconds = taken * settings.requests / few
+        longest = _SOON if soon else _PATIENT
+        least = settings.requests * _FILLINGS * settings.output_len / bound.iterations
+        wanted = max(settings.requests * longest / seconds, least) if seconds else settings.requests
+        return 0 if wanted >= settings.requests else max(1, round(wanted))
+
+    def _timed(self, settings: Settings) -> float:
+        """Time of a simulation that is not kept [s]; 0 if there is none."""
+        scenario = self._scenario(settings)
+        begin = perf_counter()
+        try:
+            if isinstance(scenario, Scenario):
+                simulate(scenario, settings.schedule)
+        except WorkbenchError:
+            return 0.0
+        return perf_counter() - begin
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
