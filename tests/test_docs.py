@@ -41,6 +41,7 @@ from workbench.stages import (
     route,
     weights,
 )
+from workbench.widgets.state.predictions import PATIENT, SOON
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -520,6 +521,12 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
         yield "docs/models.md", f"| `{architecture}` |"
 
 
+def of_views() -> Iterator[tuple[str, str]]:
+    """How long simulations may take in the views."""
+    yield "docs/widgets.md", f"as many as take {SOON} s, and"
+    yield "docs/widgets.md", f"unless that takes more than {PATIENT} s"
+
+
 def of_public_runs() -> Iterator[tuple[str, str]]:
     page = "docs/accuracy.md"
     full = [run for run in public_runs() if run.known == "full"]
@@ -553,6 +560,7 @@ KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
     of_shares,
     of_the_catalogue,
     of_public_runs,
+    of_views,
 ]
 
 

@@ -27,9 +27,9 @@ from workbench.widgets.state.settings import Settings
 _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
-_SOON = 0.15
+SOON = 0.15
 """Longest simulation that is to follow a slider [s]."""
-_PATIENT = 2.5
+PATIENT = 2.5
 """Longest simulation at rest [s]."""
 _PROBED = 200
 """Iterations of which the time of one is taken, and least of a simulation that may take too long."""
@@ -109,10 +109,10 @@ class Predictions:
             return 0
         few = max(1, round(settings.requests * _PROBED / bound.iterations))
         taken = self._timed(settings.on(sample=few))
-        if taken < _SOON:  # the first time, tasks are lowered and priced too
+        if taken < SOON:  # the first time, tasks are lowered and priced too
             taken = self._timed(settings.on(sample=few))
         seconds = taken * settings.requests / few
-        longest = _SOON if soon else _PATIENT
+        longest = SOON if soon else PATIENT
         least = settings.requests * _FILLINGS * settings.output_len / bound.iterations
         wanted = max(settings.requests * longest / seconds, least) if seconds else settings.requests
         return 0 if wanted >= settings.requests else max(1, round(wanted))
