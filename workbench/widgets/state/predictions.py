@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
@@ -53,6 +53,7 @@ class Predictions:
         self._scenario = lru_cache(maxsize=64)(_scenario)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
+        self._paces = dict[Hashable, float]()
         self._samples = lru_cache(maxsize=_KEPT)(self._sample_of)
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
@@ -107,15 +108,23 @@ class Predictions:
         bound = self.bound(settings)
         if isinstance(bound, Refused) or bound.iterations <= _PROBED or len(settings.workload.arrival):
             return 0
-        few = max(1, round(settings.requests * _PROBED / bound.iterations))
-        taken = self._timed(settings.on(sample=few))
-        if taken < SOON:  # the first time, tasks are lowered and priced too
-            taken = self._timed(settings.on(sample=few))
-        seconds = taken * settings.requests / few
+        seconds = bound.iterations * self._pace(settings, bound.iterations)
         longest = SOON if soon else PATIENT
         least = settings.requests * _FILLINGS * settings.output_len / bound.iterations
         wanted = max(settings.requests * longest / seconds, least) if seconds else settings.requests
         return 0 if wanted >= settings.requests else max(1, round(wanted))
+
+    def _pace(self, settings: Settings, iterations: int) -> float:
+        """Time of a simulation per iteration of its bound, as a few requests tell it once for each wiring [s]."""
+        wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
+        key = (*wired, loader().there)
+        if key not in self._paces:
+            few = max(1, round(settings.requests * _PROBED / iterations))
+            taken = self._timed(settings.on(sample=few))
+            if taken < SOON:  # the first time, tasks are lowered and priced too
+                taken = self._timed(settings.on(sample=few))
+            self._paces[key] = taken * settings.requests / few / iterations
+        return self._paces[key]
 
     def _timed(self, settings: Settings) -> float:
         """Time of a simulation that is not kept [s]; 0 if there is none."""
