@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from workbench.core.display import html_table
 from workbench.core.units import format_bytes, format_seconds
-from workbench.pipeline import Element, Fork, Path, Pipeline, Stack, resolve
+from workbench.pipeline import Element, Fork, Path, Pipeline, Stack, located, resolve
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scenario import Scenario
 from workbench.schedules import Sequential
@@ -162,7 +162,7 @@ def _of_range(
             before.append(cost.stages(place, own_path, [element, *late]))
             late = []
     yield from before
-    yield from cost.fetches(place, resolved)
+    yield from cost.fetches(place)
 
 
 def _is(expected: Element | None, element: Stage) -> bool:
@@ -176,14 +176,11 @@ def _together(one: Cost, other: Cost) -> Cost:
     return replace(one, **sums)
 
 
-def _elements(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path, Stage | Move]]:
+def _elements(chain: tuple[Element, ...]) -> Iterator[tuple[Path, Stage | Move]]:
     """The stages and moves of a chain with their paths; the arms of a fork follow one another."""
-    for index, element in enumerate(chain):
-        if isinstance(element, Fork):
-            for number, arm in enumerate(element.arms):
-                yield from _elements(arm, (*path, index, number))
-        else:
-            yield (*path, index), element
+    for path, element in located(chain):
+        if not isinstance(element, Fork):
+            yield path, element
 
 
 def _alike(prepared: Prepared, layers: range) -> list[tuple[int, float]]:
@@ -231,11 +228,15 @@ class _Pricing:
 
     def transfer(self, place: int, path: Path, what: str, node: Node) -> Cost:
         """A transfer of activations or KV."""
-        moved = sum(share * self._cost.transfer(node, self._rows.at(layer), layer) for layer, share in self._groups)
-        time = sum(share * self._cost.node(node, self._rows.at(layer), 0, layer) for layer, share in self._groups)
-        return Cost(place, path, what, node.lane, 0.0, moved, 0.0, time)
+        return self._moving(place, path, what, [(node, layer, share) for layer, share in self._groups])
 
-    def fetches(self, place: int, pipeline: Pipeline) -> Iterator[Cost]:
+    def _moving(self, place: int, path: Path, what: str, nodes: Sequence[tuple[Node, int, float]]) -> Cost:
+        """A transfer that is a node of these layers, each with its share of the range."""
+        moved = sum(share * self._cost.transfer(node, self._rows.at(layer), layer) for node, layer, share in nodes)
+        time = sum(share * self._cost.node(node, self._rows.at(layer), 0, layer) for node, layer, share in nodes)
+        return Cost(place, path, what, nodes[0][0].lane, 0.0, moved, 0.0, time)
+
+    def fetches(self, place: int) -> Iterator[Cost]:
         """Streams of `fetch`: weights that are known before the batch, chosen experts, and KV both ways."""
         streamed = sum(share * self._cost.layer_weights(layer) for layer, share in self._groups)
         if streamed:
@@ -248,6 +249,4 @@ class _Pricing:
                 if node is not None and node.kind in kinds:
                     found.setdefault((node.kind, index), []).append((node, layer, share))
         for (kind, _), there in found.items():
-            moved = sum(share * self._cost.transfer(node, self._rows.at(layer), layer) for node, layer, share in there)
-            time = sum(share * self._cost.node(node, self._rows.at(layer), 0, layer) for node, layer, share in there)
-            yield Cost(place, (), kinds[kind], there[0][0].lane, 0.0, moved, 0.0, time)
+            yield self._moving(place, (), kinds[kind], there)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload
+from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload, ranges_of
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS4, KTransformers, Schedule, Sequential, VSLPipe
 from workbench.stages import (
     attention,
@@ -50,7 +50,7 @@ class Layout:
     @property
     def on_both(self) -> bool:
         """True if GPU and CPU share the work, or the GPU gets it from the host."""
-        ranges = self.pipeline.ranges if isinstance(self.pipeline, Stack) else self.pipeline[:].ranges
+        ranges = ranges_of(self.pipeline)
         devices = {stage.device for each in ranges for stage in each.pipeline.stages}
         return len(devices) > 1 or any(each.pipeline.fetches for each in ranges)
 

@@ -37,7 +37,7 @@ from workbench.pipeline.edits import (
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located, spelled
 from workbench.pipeline.mends import Fault, Mend, fault_of
 from workbench.pipeline.parsing import pipeline_of
-from workbench.pipeline.stack import LayerRange, Stack
+from workbench.pipeline.stack import LayerRange, Stack, ranges_of
 from workbench.pipeline.transfers import connected
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "optioned",
     "pipeline_of",
     "placed",
+    "ranges_of",
     "removed",
     "resolve",
     "shifted",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline, adding_sets, fetch
 from workbench.pipeline.elements import Element, Fork, Path, element_at, spliced, stages_of
-from workbench.pipeline.stack import LayerRange, Stack
+from workbench.pipeline.stack import LayerRange, Stack, ranges_of
 from workbench.pipeline.transfers import bare, connected
 from workbench.stages import (
     ExpertSet,
@@ -283,7 +283,7 @@ def merged(what: Pipeline | Stack, number: int) -> Pipeline | Stack:
 
 
 def _ranges(what: Pipeline | Stack, number: int) -> tuple[LayerRange, ...]:
-    ranges = what.ranges if isinstance(what, Stack) else what[:].ranges
+    ranges = ranges_of(what)
     if not 0 <= number < len(ranges):
         raise PipelineError(f"there is no range {number} of layers; give one from 0 to {len(ranges) - 1}.")
     return ranges

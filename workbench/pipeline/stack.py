@@ -30,6 +30,11 @@ class LayerRange(NamedTuple):
         """The range as it is written behind a pipeline: ``[:26]``."""
         return f"[{self.first or ''}:{'' if self.stop is None else self.stop}]"
 
+    def within(self, layers: int) -> tuple[int, int]:
+        """The first layer and the one behind the last, counted from the first layer of a model of so many."""
+        stop = layers if self.stop is None else self.stop
+        return self.first + (layers if self.first < 0 else 0), stop + (layers if stop < 0 else 0)
+
     def __str__(self) -> str:
         return f"({self.pipeline}){self.slice}"
 
@@ -76,7 +81,7 @@ class Stack:
         """
         found = list[LayerRange]()
         for each in self.ranges:
-            first, stop = _closed(each, layers)
+            first, stop = each.within(layers)
             at = found[-1].stop if found else 0
             if stop > layers:
                 raise PipelineError(f"{each.slice} ends at layer {stop}, and the model has {layers}; write [...:].")
@@ -124,6 +129,11 @@ def cut(pipeline: Pipeline, layers: object) -> Stack:
     return Stack((LayerRange(pipeline, first, stop),))
 
 
+def ranges_of(what: Pipeline | Stack) -> tuple[LayerRange, ...]:
+    """The ranges of a stack; a pipeline is one range of all layers."""
+    return what.ranges if isinstance(what, Stack) else (LayerRange(what),)
+
+
 def _check_joint(before: LayerRange, after: LayerRange) -> None:
     """Refuse two neighbours whose numbers show that they leave a gap or overlap."""
     stop = before.stop
@@ -136,12 +146,6 @@ def _check_joint(before: LayerRange, after: LayerRange) -> None:
         low, high = sorted((stop, after.first))
         which = f"layer {low}" if high == low + 1 else f"layers {low} to {high - 1}"
         raise PipelineError(f"{before.slice} and {after.slice} {what} {which}; let the second begin at {stop}.")
-
-
-def _closed(one: LayerRange, layers: int) -> tuple[int, int]:
-    """First layer and the one behind the last, counted from the first layer of the model."""
-    stop = layers if one.stop is None else one.stop
-    return one.first + (layers if one.first < 0 else 0), stop + (layers if stop < 0 else 0)
 
 
 def _torn(stack: Stack, one: LayerRange, at: int | None, layers: int) -> str:

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from workbench.pipeline import Element, Fork, Path, Pipeline, Stack
+from workbench.pipeline import Element, Fork, Path, Pipeline, Stack, ranges_of
 from workbench.stages import Move, Place, Stage
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def plot_wiring(wiring: Pipeline | Stack, notes: Mapping[tuple[int, Path], str] 
     notes : mapping of (range, path) to str, optional
         A line for each stage or transfer, such as its bytes and time.
     """
-    ranges = wiring.ranges if isinstance(wiring, Stack) else wiring[:].ranges
+    ranges = ranges_of(wiring)
     drawn = [arranged(each.pipeline.chain) for each in ranges]
     heights = [_height(cards) for cards, _ in drawn]
     wide = max(2.0, *(_columns(cards) for cards, _ in drawn))

@@ -9,10 +9,11 @@ from typing import Any
 
 from workbench.core.units import format_bytes
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, Stack
+from workbench.pipeline import Pipeline, Stack, ranges_of
 from workbench.schedules import Schedule
 from workbench.serving.prepared import FEW_PARTS
 from workbench.stages import kv
+from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.ladders import ladder, nearest, whole_ladder
 from workbench.widgets.state.offered import (
     machines_offered,
@@ -25,7 +26,6 @@ from workbench.widgets.state.offered import (
 from workbench.widgets.state.requests import sizes
 from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, kv_steps
 
-Plain = dict[str, Any]
 _SLOWEST_LINK = 1 / 512  # of the link's full rate
 _LEAST_GPU = 1 / 64  # of the GPU's memory
 _NO_LIMIT = math.inf
@@ -189,11 +189,11 @@ class Controls:
                     "Scheduler",
                     self._offer_schedulers,
                     lambda now: now.scheduler,
-                    lambda now, value: now.on(scheduler=value),
+                    _written("scheduler"),
                     checked=True,
                 ),
                 Chooser(
-                    "schedule", "Schedule", self._offer_schedules, lambda now: now.schedule, _choose_schedule, True
+                    "schedule", "Schedule", self._offer_schedules, lambda now: now.schedule, _written("schedule"), True
                 ),
                 KV_CAPACITY,
                 MAX_RUNNING,
@@ -248,10 +248,6 @@ class Controls:
             shown = chosen if same and chosen.name not in found else each
             found[shown.name] = shown
         return found
-
-
-def _choose_schedule(settings: Settings, schedule: Schedule) -> Settings:
-    return settings.on(schedule=schedule)
 
 
 # ------------------------------------------------------------------------------------------------------------ sliders
@@ -335,8 +331,7 @@ def _set_parts(settings: Settings, value: int) -> Settings:
 
 
 def _fetches(pipeline: Pipeline | Stack) -> set[object]:
-    ranges = pipeline.ranges if isinstance(pipeline, Stack) else pipeline[:].ranges
-    return {item for each in ranges for item in each.pipeline.fetches}
+    return {item for each in ranges_of(pipeline) for item in each.pipeline.fetches}
 
 
 def _shares_of(of_kv: bool) -> Callable[[Settings], Sequence[Step]]:

@@ -106,25 +106,22 @@ class Drawing:
 
         Long simulations come as samples first, and as a whole once nothing else is left to do.
         """
-        self._figures(settings, self._simulated(settings, [settings.schedule]))
+        chosen = settings.schedule
+        simulation = self._predictions.simulation
+        self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)})
         if overtaken():
             return
         self._lanes(settings)
         schedules = self._schedules(settings)
         for soon in (True, False):
             found = dict[str, Result | Refused]()
-            for schedule in sorted(schedules, key=lambda each: each != settings.schedule):
+            for schedule in sorted(schedules, key=lambda each: each != chosen):
                 if overtaken():
                     return
-                found |= self._simulated(settings, [schedule], soon=soon)
+                found[schedule.name] = simulation(settings, schedule, soon=soon)
             self._figures(settings, found, with_prices=not soon)
             if soon:
                 self._curves(settings, overtaken)
-
-    def _simulated(
-        self, settings: Settings, schedules: Sequence[Schedule], *, soon: bool = True
-    ) -> dict[str, Result | Refused]:
-        return {each.name: self._predictions.simulation(settings, each, soon=soon) for each in schedules}
 
     def _figures(self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False) -> None:
         """Publish the figures: of the chosen schedule alone until those of the others are found."""

@@ -32,7 +32,7 @@ SOON = 0.15
 PATIENT = 2.5
 """Longest simulation at rest [s]."""
 _PROBED = 200
-"""Iterations of which the time of one is taken, and least of a simulation that may take too long."""
+"""Iterations of the probe that times a simulation; a shorter simulation needs no probe."""
 _FILLINGS = 2
 """Number of times that a sample fills the cache at least, however long it takes."""
 _FEW = 32
@@ -103,7 +103,7 @@ class Predictions:
 
         If all would take too long, some stay, evenly from the first to the last, that fill the cache several times
         over: where many iterations are needed, few requests run at once, and a sample of them runs as all of them do.
-        How long all take is told by a few of them.
+        A probe with a few of them tells how long all take.
         """
         bound = self.bound(settings)
         if isinstance(bound, Refused) or bound.iterations <= _PROBED or len(settings.workload.arrival):
@@ -115,7 +115,7 @@ class Predictions:
         return 0 if wanted >= settings.requests else max(1, round(wanted))
 
     def _pace(self, settings: Settings, iterations: int) -> float:
-        """Time of a simulation per iteration of its bound, as a few requests tell it once for each wiring [s]."""
+        """Simulation time per iteration of the bound [s], probed once for each wiring and schedule."""
         wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
         key = (*wired, loader().there)
         if key not in self._paces:

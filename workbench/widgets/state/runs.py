@@ -16,10 +16,10 @@ from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits
 from workbench.widgets.state.controls import Slider
+from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
 from workbench.widgets.state.settings import Settings
 
-Plain = dict[str, Any]
 PERIOD = 1 / 8  # seconds between two updates
 _HISTORY = 479  # samples: with the newest a minute
 IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0}
@@ -73,7 +73,6 @@ class Runs:
         self._run: LiveRun | None = None
         self._lock = threading.RLock()
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._why = ""
         self._samples: list[Any] = []
         self._last = dict(IDLE)
@@ -93,20 +92,16 @@ class Runs:
         if not self.busy:
             self._publish(self._last)
 
-    def begin(self, planned: Callable[[], Sequence[Planned]]) -> bool:
-        """Run settings one after the other in the background; return False if runs are going on or none can begin.
-
-        They are planned in the background too.
-        """
+    def begin(self, planned: Callable[[], Sequence[Planned]]) -> None:
+        """Plan and run settings one after the other in the background, unless runs are going on or none can begin."""
         with self._lock:
             if self.busy or self._why:
-                return False
+                return
             self._stopped.clear()
             self._busy = True
             self._publish(self._last)
-            self._thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
-            self._thread.start()
-            return True
+            thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
+            thread.start()
 
     def pause(self) -> None:
         """Hold the run."""
@@ -123,11 +118,6 @@ class Runs:
         self._stopped.set()
         if self._run is not None:
             self._run.stop()
-
-    def wait(self, timeout: float) -> None:
-        """Wait until no run is left, at most so long [s]."""
-        if self._thread is not None:
-            self._thread.join(timeout)
 
     def resend(self) -> None:
         """Show the samples so far to a page that was opened or loaded again."""

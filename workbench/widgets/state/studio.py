@@ -18,6 +18,7 @@ from workbench.serving.prepared import price
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
+from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import why_not, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs, swept
@@ -25,7 +26,6 @@ from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.variants import Variants
 from workbench.widgets.state.wirings import Wirings
 
-Plain = dict[str, Any]
 Message = Mapping[str, Any]
 POINTS = 5
 """Values of the setting that a sweep goes along."""
@@ -36,7 +36,7 @@ _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
 """Measured runs that are kept."""
-_PATIENCE = 60.0  # seconds that a run of a sweep waits at most for the pictures of the one before
+_PATIENCE = 60.0  # seconds that a run waits at most until the drawing has stopped
 
 
 class _Moment(NamedTuple):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
-from workbench.pipeline import Pipeline, Stack
+from workbench.pipeline import Pipeline, ranges_of
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place
 from workbench.widgets.parts.words import digits
+from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
-Plain = dict[str, Any]
 MOST = 4
 _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -104,7 +104,7 @@ class Variants:
 
 def _told(settings: Settings) -> list[str]:
     """Every choice of some settings, in words."""
-    ranges = settings.pipeline.ranges if isinstance(settings.pipeline, Stack) else settings.pipeline[:].ranges
+    ranges = ranges_of(settings.pipeline)
     wired = "; ".join(_wired(each.pipeline) for each in ranges)
     return [
         settings.model.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -30,6 +31,7 @@ from workbench.pipeline import (
     optioned,
     pipeline_of,
     placed,
+    ranges_of,
     removed,
     resolve,
     shifted,
@@ -42,10 +44,12 @@ from workbench.pipeline import (
 from workbench.pipeline.parsing import WORDS
 from workbench.schedules.registry import every_schedule
 from workbench.stages import BUILT_IN, ExpertSet, Move, Op, Place, RowClass, Stage, Streamed, experts, kv, weights
+from workbench.widgets.state.figures import Plain
 
-Plain = dict[str, Any]
 Message = Mapping[str, Any]
 Wiring = Pipeline | Stack
+_KEPT = 8
+"""Wirings whose faults are kept: one move asks for them several times."""
 _SYSTEMS = {
     "CGOPipe": "MoE-Lightning (CGOPipe)",
     "FastDecode": "FastDecode",
@@ -61,11 +65,6 @@ _SYSTEMS = {
 """Names of the systems whose pipelines can be opened, by their schedules."""
 
 
-def ranges_of(wiring: Wiring) -> tuple[LayerRange, ...]:
-    """The ranges of a wiring; a pipeline is one of all layers."""
-    return wiring.ranges if isinstance(wiring, Stack) else wiring[:].ranges
-
-
 class Wirings:
     """Shows wirings, and changes them as messages say.
 
@@ -77,6 +76,7 @@ class Wirings:
 
     def __init__(self, names: Mapping[str, Op | ExpertSet]) -> None:
         self.names = {value.name if name in WORDS else name: value for name, value in names.items()}
+        self._faults = lru_cache(maxsize=_KEPT)(self._fault)
         self._mends: dict[int, Wiring] = {}
         self._numbers = count()
 
@@ -102,6 +102,9 @@ class Wirings:
 
     def fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
         """The first range that cannot be, and why; None if the wiring is whole."""
+        return self._faults(wiring)
+
+    def _fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
         for place, each in enumerate(ranges_of(wiring)):
             found = fault_of(each.pipeline, self._own())
             if found is not None:
@@ -159,8 +162,7 @@ class Wirings:
         found: Mapping[tuple[int, Path], Cost],
         streams: list[Cost],
     ) -> Plain:
-        first = each.first + (layers if each.first < 0 else 0)
-        stop = layers if each.stop is None else each.stop + (layers if each.stop < 0 else 0)
+        first, stop = each.within(layers)
         pipeline = each.pipeline
         carries = _carries(pipeline)
         of_range = {path: cost for (number, path), cost in found.items() if number == place}
