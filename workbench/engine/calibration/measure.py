@@ -120,8 +120,11 @@ def _operation_overhead() -> float:
         experts: pair,
         combine: {},
     }
-    run = {getattr(ops, OPERATIONS[op]): held for op, held in weights.items()}
-    return _seconds(lambda: [each(layout, rows, held) for each, held in run.items()], repeats=31) / len(run)
+    run = [
+        (getattr(ops, OPERATIONS[op]), {buffer: rows[buffer] for buffer in op.reads}, held)
+        for op, held in weights.items()
+    ]
+    return _seconds(lambda: [each(layout, read, held) for each, read, held in run], repeats=31) / len(run)
 
 
 def _dispatch() -> float:
