@@ -21,6 +21,7 @@ from .moe.router import Routing, route, route_reference, route_work, with_shared
 from .moe.stored_formats import fp8_weights, mxfp4_weights
 from .rows.gated import gated, gated_reference, gated_work
 from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
+from .rows.linear import linear, linear_reference, linear_work
 from .rows.rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
 from .rows.rope import rope, rope_reference, rope_work
 from .rows.rope_table import Linear, Llama3, LongRope, Yarn, rope_table

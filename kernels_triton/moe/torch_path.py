@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from ..backend.products import converts_one_by_one, product
 from .experts import Activation, Weights, activate, check_chosen, matrix_on
 
 
@@ -87,7 +88,7 @@ def _product(rows: torch.Tensor, matrices: Weights, bias: torch.Tensor | None, s
     counts = [segment.end - segment.begin for segment in segments] if len(segments) > 1 else [len(rows)]
     for segment, own in zip(segments, rows.split(counts), strict=True):
         page_bias = None if bias is None else bias[segment.page]
-        products.append(functional.linear(own, matrix_on(matrices, segment.page, rows.dtype), page_bias))
+        products.append(product(own, matrix_on(matrices, segment.page, rows.dtype), page_bias))
     return products[0] if len(products) == 1 else torch.cat(products)
 
 
@@ -100,7 +101,7 @@ def _filled(rows: torch.Tensor) -> torch.Tensor:
 
 def _fits_grouped(rows: torch.Tensor, matrices: torch.Tensor, segments: list[Segment]) -> bool:
     """True if torch's grouped product takes the operands: several experts in bf16, aligned, with rising pages."""
-    if rows.dtype is not torch.bfloat16 or rows.is_cuda:
+    if rows.dtype is not torch.bfloat16 or rows.is_cuda or converts_one_by_one(rows.dtype):
         return False
     pages = [segment.page for segment in segments]
     if len(pages) < 2 or pages != sorted(pages):
@@ -116,8 +117,8 @@ def _grouped(rows: torch.Tensor, matrices: torch.Tensor, segments: list[Segment]
     for page, begin, end in segments:
         counts[page - first] += end - begin  # experts may share a page
     ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
-    product: torch.Tensor = functional.grouped_mm(rows, matrices[first : last + 1].mT, offs=ends)
-    return product
+    found: torch.Tensor = functional.grouped_mm(rows, matrices[first : last + 1].mT, offs=ends)
+    return found
 
 
 def multiply(
@@ -134,8 +135,8 @@ def multiply(
     out = x.new_empty(ids.numel(), matrices.shape[1])
     for segment in segments:
         own = slice(segment.begin, segment.end)
-        product = _product(_filled(rows[own]), matrices, bias, [segment])
-        out.index_copy_(0, order[own], product[: segment.end - segment.begin])
+        answer = _product(_filled(rows[own]), matrices, bias, [segment])
+        out.index_copy_(0, order[own], answer[: segment.end - segment.begin])
     return out if weights is None else (out * weights.reshape(-1, 1)).to(x.dtype)
 
 

@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[Kernel, tuple[torch.Tensor, ...]]] = {
     "rms_norm": (kernels.rms_norm, (drawn(T, M), drawn(M))),
     "add_rms_norm": (kernels.add_rms_norm, (drawn(T, M), drawn(T, M), drawn(M))),
     "layer_norm": (kernels.layer_norm, (drawn(T, M), drawn(M), drawn(M))),
+    "linear": (lambda *operands, backend: kernels.linear(*operands), (drawn(T, M), drawn(F, M), drawn(F))),
     "rope": (kernels.rope, (drawn(T, H, D), torch.arange(T), kernels.rope_table(D, T))),
     "gated": (kernels.gated, (drawn(T, 2 * F),)),
     "route": (lambda logits, backend: kernels.route(logits, 2, renormalise=True, backend=backend), (drawn(T, E),)),

@@ -99,6 +99,13 @@ def _layer_norm(random: Random) -> Operands:
     return operands | shift
 
 
+def _linear(random: Random) -> Operands:
+    T, C, dtype = _rows(random, FLOATS)
+    R = random.choice((0, 1, 3, 40))
+    operands = {"x": numbers(random, dtype, T, C), "weight": numbers(random, dtype, R, C)}
+    return operands | maybe(random, "bias", lambda: numbers(random, dtype, R))
+
+
 def _gated(dtypes: tuple[torch.dtype, ...]) -> Callable[[Random], Operands]:
     def draw(random: Random) -> Operands:
         T, F, dtype = _rows(random, dtypes)
@@ -719,6 +726,7 @@ DOORS = {
     "layer_norm": Door(
         _layer_norm, kernels.layer_norm, _without(kernels.layer_norm_reference), TWICE_X, kinds=BOTH, backends=TORCH
     ),
+    "linear": Door(_linear, kernels.linear, _without(kernels.linear_reference), TWICE_X, kinds=BOTH),
     "gated": Door(_gated(FLOATS), kernels.gated, GATES, ONCE_X, kinds=BOTH, backends=TORCH),
     "rope": Door(_rope(FLOATS), kernels.rope, TURNS, ONCE_X, kinds=BOTH, backends=TORCH),
     "rope_table": Door(_draw_table, kernels.rope_table, _table, NEAR),

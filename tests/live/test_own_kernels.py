@@ -29,7 +29,6 @@ ENGINE = Path(wb.__file__).parent / "engine"
 LEARNS_OR_MEASURES = ("tiny_model", "calibration")
 """Packages that no run computes with: one trains, the other times torch's own products."""
 LINES = {
-    "return functional.linear(x, weight, bias)",
     "return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)",
     "return torch.add(x, other, alpha=factor)",
     "return x if factor == 1 else x.mul_(factor)",

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import psutil
 import torch
-from torch.nn import functional
 
 from workbench.engine.lanes.lanes import Executor
 from workbench.engine.loading.tensors import Tensors
@@ -22,6 +22,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.hardware.profile import Cores
+from workbench.kernels import FewLinear, fits_few_rows, linear
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.schedules.plan import Task
@@ -73,7 +74,7 @@ def _gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         x = torch.randn(_ROWS, _WIDE, dtype=dtype)
         weight = torch.randn(_INNER, _WIDE, dtype=dtype)
-        taken = _seconds(lambda x=x, weight=weight: functional.linear(x, weight))  # type: ignore[misc]
+        taken = _seconds(lambda x=x, weight=weight: linear(x, weight))  # type: ignore[misc]
         rates.append((name, 2.0 * _ROWS * _WIDE * _INNER / taken))
     return tuple(rates)
 
@@ -83,7 +84,11 @@ def _weight_rate(threads: int) -> float:
     torch.set_num_threads(threads)
     matrices = [torch.randn(_INNER, _WIDE).bfloat16() for _ in range(16)]
     row = torch.randn(1, _WIDE).bfloat16()
-    taken = _seconds(lambda: [functional.linear(row, matrix) for matrix in matrices])
+    if fits_few_rows(matrices[0]):
+        stages = [partial(FewLinear(matrix), threads=threads) for matrix in matrices]
+    else:
+        stages = [partial(linear, weight=matrix) for matrix in matrices]
+    taken = _seconds(lambda: [stage(row) for stage in stages])
     return sum(matrix.nbytes for matrix in matrices) / taken
 
 

@@ -1,4 +1,4 @@
-"""The built-in operations on tensors: calls of `workbench.kernels`, and matrix products by torch."""
+"""The built-in operations on tensors: calls of `workbench.kernels`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
 from workbench.engine.loading.stored import packed_of
@@ -29,6 +28,7 @@ from workbench.kernels import (
     fused_moe,
     gated,
     layer_norm,
+    linear,
     prefill_attention,
     rms_norm,
     rope,
@@ -290,10 +290,10 @@ class Ops:
         return rms_norm(x, weight, eps=eps, threads=self._threads)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """`functional.linear` of rows (T, M), in steps between which the run can be stopped."""
+        """Rows (T, M) times a matrix, in steps between which the run can be stopped."""
         step = max(1, int(self._step_flops / (2 * weight.numel())))
         if len(x) <= step:
-            return functional.linear(x, weight, bias)
+            return linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
         for low in range(0, len(x), step):
             self._control.check()
