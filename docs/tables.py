@@ -41,11 +41,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def records() -> str:
     """Page of the measured ratios, a table for each record."""
     lines = ["# Measured records", "", "Medians of interleaved repetitions, with the smallest and the largest.", ""]
-    for path in sorted(MEASURED.glob("*.json")):
-        record = read(path.stem)
+    for path in sorted(MEASURED.rglob("*.json")):
+        name = path.relative_to(MEASURED).with_suffix("").as_posix()
+        record = read(name)
         if not record.get("ratios"):
             continue
-        lines += [f"## {path.stem}", "", f"{record['machine']}, {record['date'][:10]}.", ""]
+        lines += [f"## {name}", "", f"{record['machine']}, {record['date'][:10]}.", ""]
         lines.append(table(("ratio", "median", "smallest", "largest", "runs"), _ratios(record)))
     return "\n".join(lines)
 
@@ -143,7 +144,7 @@ FORMATS = ("BF16, exact", "INT8", "INT4")
 
 def cpu_experts() -> str:
     """Table of the expert kernels' speed over torch's, on two threads."""
-    ratios = read("cpu-experts")["ratios"]
+    ratios = read("cpu/sapphirerapids/experts")["ratios"]
     rows = []
     for tokens in (1, 2, 4, 8, 16, 32, 128, 512):
         keys = [f"{form}, {tokens} tokens, 2 threads: {FASTER}" for form in FORMATS]
@@ -157,7 +158,7 @@ BETTER = "2 threads: times as fast as the better of torch's"
 
 def moe_cpu() -> str:
     """Table of a layer's experts in bf16 on the CPU, over the better of torch's two ways."""
-    ratios = read("moe-cpu")["ratios"]
+    ratios = read("cpu/icelake-server/moe")["ratios"]
     rows = []
     for name, ratio in ratios.items():
         if name.endswith(BETTER):

@@ -12,6 +12,7 @@ from .attention.options import AttentionTiles, Prefix
 from .attention.prefill import prefill_attention, prefill_attention_reference, prefill_attention_work
 from .backend.backend import Backend
 from .backend.ceilings import copy_rate, link_rates, matmul_rate
+from .backend.products import has_products
 from .declarations import Operation, operations, public_names
 from .moe.experts import Activation, Quantised, dequantise, quantise
 from .moe.fused_moe import fused_moe, fused_moe_reference, fused_moe_work

@@ -332,7 +332,9 @@ def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
 
 def of_kernels() -> Iterator[tuple[str, str]]:
     better = from_docs("tables").BETTER
-    speeds = [ratio["median"] for name, ratio in measured("moe-cpu")["ratios"].items() if name.endswith(better)]
+    speeds = [
+        ratio["median"] for name, ratio in measured("cpu/icelake-server/moe")["ratios"].items() if name.endswith(better)
+    ]
     yield (
         "docs/kernels.md",
         f"On two Ice Lake cores that is {min(speeds):.1f} to {max(speeds):.1f} times as fast as the faster of torch's "

@@ -159,6 +159,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
     tune.set_defaults(command=_tune)
+    doctor = commands.add_parser(
+        "doctor", help="this computer: what it has, which code runs, what is set wrongly, speed"
+    )
+    doctor.add_argument("--json", type=_file, help="file to write the measured rates to")
+    doctor.set_defaults(command=_doctor)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
     measure.set_defaults(command=_measure)
@@ -384,6 +389,12 @@ def _tune(options: argparse.Namespace) -> None:
     from workbench.bench.gpu.moe_tiles import tune
 
     tune(weights=options.weights, out=options.out, dry_run=options.dry_run)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from workbench.bench.doctor import doctor
+
+    doctor(json=options.json)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -81,9 +81,21 @@ def has_matrices() -> bool:
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
+@public
+def cpu_family() -> str:
+    """LLVM's name of this CPU's microarchitecture, such as ``znver4`` or ``sapphirerapids``.
+
+    Examples
+    --------
+    >>> cpu_family().isascii()
+    True
+    """
+    return str(llvm.get_host_cpu_name())
+
+
 def is_zen() -> bool:
     """True if this CPU is of AMD's Zen family."""
-    return bool(llvm.get_host_cpu_name().startswith("znver"))
+    return cpu_family().startswith("znver")
 
 
 @public

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..backend.products import converts_one_by_one, product
+from ..backend.products import has_products, product
 from .experts import Activation, Weights, activate, check_chosen, matrix_on
 
 
@@ -101,7 +101,7 @@ def _filled(rows: torch.Tensor) -> torch.Tensor:
 
 def _fits_grouped(rows: torch.Tensor, matrices: torch.Tensor, segments: list[Segment]) -> bool:
     """True if torch's grouped product takes the operands: several experts in bf16, aligned, with rising pages."""
-    if rows.dtype is not torch.bfloat16 or rows.is_cuda or converts_one_by_one(rows.dtype):
+    if rows.dtype is not torch.bfloat16 or rows.is_cuda or not has_products(rows.dtype):
         return False
     pages = [segment.page for segment in segments]
     if len(pages) < 2 or pages != sorted(pages):

@@ -17,13 +17,13 @@ def error(found, exact):
     return float((found.double() - exact).norm() / exact.norm())
 
 
-@pytest.fixture(params=[False, True], ids=["by torch", "widened"])
-def converts(request, monkeypatch):
+@pytest.fixture(params=[True, False], ids=["by torch", "widened"])
+def both_kinds(request, monkeypatch):
     for module in (products, torch_path):
-        monkeypatch.setattr(module, "converts_one_by_one", lambda dtype: request.param)
+        monkeypatch.setattr(module, "has_products", lambda dtype: request.param)
 
 
-@pytest.mark.usefixtures("converts")
+@pytest.mark.usefixtures("both_kinds")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_sums_are_in_fp32_and_rounded_once_over_several_blocks_of_the_weight(dtype, rows):
@@ -36,7 +36,7 @@ def test_sums_are_in_fp32_and_rounded_once_over_several_blocks_of_the_weight(dty
     assert error(found, kernels.linear_reference(x, weight, bias)) < ONCE[dtype]
 
 
-@pytest.mark.usefixtures("converts")
+@pytest.mark.usefixtures("both_kinds")
 def test_experts_on_the_host_are_the_same_on_both_kinds_of_cpu():
     x = drawn(torch.bfloat16, 50, 64)
     both = drawn(torch.bfloat16, 4, 48, 64) / 8, drawn(torch.bfloat16, 4, 64, 24) / 8

@@ -10,8 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from workbench.core.catalogue import data_path
+from workbench.core.errors import WorkbenchError
 from workbench.core.result import versions
 from workbench.hardware import Machine
+
+ROOF = "of the roof"
+FALL = 0.03
+"""Share by which a record may be missed."""
 
 
 def say(line: str) -> None:
@@ -25,11 +31,28 @@ def ratio(values: Sequence[float]) -> dict[str, float]:
 
 
 def write(
-    path: Path, machine: Machine | str, ratios: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]]
+    path: Path,
+    machine: Machine | str,
+    ratios: Mapping[str, Mapping[str, float]],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    family: str | None = None,
 ) -> None:
-    """Write the record as JSON; if no machine was measured, `machine` is a description in words."""
+    """Write the record as JSON; if no machine was measured, `machine` is a description in words.
+
+    A record of a family of CPUs names it.
+
+    Raises
+    ------
+    WorkbenchError
+        If the file is the record of another family.
+    """
+    other = _family(path)
+    if family and other not in (None, family):
+        raise WorkbenchError(f"{path} is a record of {other} and this CPU is of {family}; write to another file.")
     record = {
         "machine": machine if isinstance(machine, str) else machine.name,
+        **({"family": family} if family else {}),
         "calibrated": None if isinstance(machine, str) else machine.measured,
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,6 +61,31 @@ def write(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def of_family(name: str, family: str) -> Path:
+    """The shipped record of a family of CPUs, such as "kernels"; it need not be there."""
+    return data_path("measured/cpu") / family / f"{name}.json"
+
+
+def fallen(ratios: Mapping[str, Mapping[str, float]], path: Path) -> dict[str, float]:
+    """Shares of the roof that lie more than `FALL` below those of a record, over these; none without a record."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["ratios"]
+        common = {name: before[name]["median"] for name in ratios if name in before and ROOF in name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    shares = {name: ratios[name]["median"] / median for name, median in common.items()}
+    return {name: share for name, share in shares.items() if share < 1 - FALL}
+
+
+def _family(path: Path) -> str | None:
+    """The family of CPUs whose record a file is; None if it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["family"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
 
 
 def rows_by_step(path: Path, machine: str) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from workbench.bench.cpu.work import INNER, MODEL, Experts, Layer, Work, random_
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import listening
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import features
+from workbench.kernels import cpu_family, features
 
 _PATIENCE = 300
 """Seconds to wait for three quiet rounds at least."""
@@ -61,8 +61,11 @@ def bench_cpu(
     if not shapes:
         four_heads = works[1]
         ratios |= say_start(say) | say_overlap(four_heads, say)
+    for name, share in record.fallen(ratios, record.of_family("kernels", cpu_family())).items():
+        say(f"fell: {name} to {share:.2f} of what is recorded for {cpu_family()}")
     if json is not None:
-        record.write(json, Machine.local(), ratios, [{"dropped": dropped}, *report.rows(rounds)])
+        rows: list[Mapping[str, Any]] = [{"dropped": dropped}, *report.rows(rounds)]
+        record.write(json, Machine.local(), ratios, rows, family=cpu_family())
     if picture is not None:
         save_rooflines(report.rooflines(rounds), picture)
     return rounds

@@ -22,7 +22,15 @@ from workbench.bench.cpu.work import eager_expert
 from workbench.bench.experts.speeds import ExpertRun, ExpertSpeeds
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import PackedExperts, fused_moe, fused_moe_reference, multiply_add, pack_experts, read_memory
+from workbench.kernels import (
+    PackedExperts,
+    cpu_family,
+    fused_moe,
+    fused_moe_reference,
+    multiply_add,
+    pack_experts,
+    read_memory,
+)
 
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 """Tokens per expert, close together where the kernels change their code path."""
@@ -274,7 +282,7 @@ def bench_experts(
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
         rows = [row for speeds in found for row in _rows(speeds)]
-        record.write(json, Machine.local(), ratios, [*rows, {"errors": errors}])
+        record.write(json, Machine.local(), ratios, [*rows, {"errors": errors}], family=cpu_family())
     return found
 
 

@@ -23,7 +23,7 @@ from workbench.core.errors import EngineError
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.core.records import to_plain
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import fused_moe, multiply_add, read_memory, route
+from workbench.kernels import cpu_family, fused_moe, multiply_add, read_memory, route
 
 OURS = "fused_moe"
 GROUPED = "grouped_mm"
@@ -315,7 +315,8 @@ def bench_moe(
         _report(found[-1], say)
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
-        record.write(json, Machine.local(), ratios, [to_plain(speeds) for speeds in found])
+        rows = [to_plain(speeds) for speeds in found]
+        record.write(json, Machine.local(), ratios, rows, family=cpu_family() if device == "cpu" else None)
     return found
 
 
