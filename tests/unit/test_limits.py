@@ -94,6 +94,17 @@ def test_tokens_that_are_computed_again_are_told_if_they_explain_the_work():
     unexplained = headline([least(), replace(played, processed=3001, recomputed=1)])
     assert "30 % on possibly avoidable work and 10 % waiting" in unexplained
     assert "preemption" not in unexplained
+    assert "avoiding that work at most 1.50 times" in unexplained
+
+
+def test_little_waiting_is_told_without_its_causes():
+    spans = [
+        Span("gpu", "A0", 0.0, 97.0),
+        Span("cpu", "C0", 97.0, 98.0, after="gpu A0"),
+        Span("h2d", "H0", 98.0, 100.0, after="cpu C0"),
+    ]
+    told = headline([result(busy={"gpu": 97.0, "cpu": 1.0, "h2d": 2.0}, timeline=Timeline(spans, LABELS))])
+    assert "spends 97 % of 100 s on work and 3 % waiting;" in told
 
 
 def test_work_beyond_the_least_of_a_lane_that_is_not_the_bounds_is_not_divided():

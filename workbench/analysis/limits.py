@@ -171,8 +171,11 @@ class _Division:
         ]
         causes = [(share, wait) for share, wait in zip(waiting, self.waiting, strict=True) if share]
         causes.sort(key=lambda cause: -cause[0])
-        shares += [(share, f"waiting{wait.cause(len(causes) > 1)}") for share, wait in causes[:_CAUSES]]
-        shares.append((sum(share for share, _ in causes[_CAUSES:]), "waiting otherwise"))
+        if sum(share for share, _ in causes) < 100 * _NOTABLE:
+            shares.append((sum(share for share, _ in causes), "waiting"))
+        else:
+            shares += [(share, f"waiting{wait.cause(len(causes) > 1)}") for share, wait in causes[:_CAUSES]]
+            shares.append((sum(share for share, _ in causes[_CAUSES:]), "waiting otherwise"))
         (most, what), *others = (each for each in shares if each[0])
         told = [f"spends {most} % of {format_seconds(result.seconds)} {what}"]
         return listed([*told, *(f"{share} % {what}" for share, what in others)])
@@ -215,6 +218,8 @@ class _Division:
         why = self._why()
         if why is not None:
             yield _Gain(min(why.factor, self.busy / self.least), "about", why.mend)
+        elif self.bound is not None and self.extra >= _NOTABLE * seconds:
+            yield _Gain(self.busy / self.least, "at most", "avoiding that work")
         if self.bound is not None and CORES not in self.bound.limits and self.busy >= _MOSTLY * seconds:
             yield self._faster(self.bound)
 

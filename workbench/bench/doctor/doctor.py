@@ -58,7 +58,7 @@ def doctor(*, json: Path | None = None, say: Callable[[str], None] = record.say)
 
 
 def computer(system: System, cores: int, family: str) -> Iterator[Finding]:
-    """What this computer has."""
+    """The parts of this computer."""
     name = system.cpu_name or platform.processor() or platform.machine()
     cache = f", last-level cache {system.last_cache}" if system.last_cache else ""
     yield Finding("CPU", f"{name} ({family}), {cores} cores for this process{cache}")
@@ -86,7 +86,7 @@ def _gpu(system: System) -> Finding:
 
 
 def paths() -> Iterator[Finding]:
-    """Which code computes what on this computer."""
+    """The code that computes each operation on this computer."""
     found = features()
     yield Finding("vectors", str(found))
     slow = "install Numba for an x86-64 CPU with AVX2, where attention and experts are several times as fast"

@@ -19,7 +19,7 @@ _OFF = {"NUMBA_DISABLE_JIT": "compiles nothing", "TRITON_INTERPRET": "interprets
 
 
 def settings(system: System, cores: int, cache: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """What is set, with the mend of what is set wrongly.
+    """The settings, with the mend of those that are wrong.
 
     Parameters
     ----------

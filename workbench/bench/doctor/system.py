@@ -43,7 +43,7 @@ class System:
 
     @property
     def huge_pages(self) -> str:
-        """Who gets transparent huge pages: ``always``, ``madvise`` or ``never``; empty if it is not told."""
+        """The rule for transparent huge pages: ``always``, ``madvise`` or ``never``; empty if it is not told."""
         chosen = re.search(r"\[(\w+)\]", self.text("sys/kernel/mm/transparent_hugepage/enabled"))
         return chosen[1] if chosen else ""
 

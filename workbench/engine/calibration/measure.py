@@ -125,11 +125,11 @@ def _operation_overhead() -> float:
         experts: pair,
         combine: {},
     }
-    run = [
-        (getattr(ops, OPERATIONS[op]), {buffer: rows[buffer] for buffer in op.reads}, held)
-        for op, held in weights.items()
-    ]
-    return _seconds(lambda: [each(layout, read, held) for each, read, held in run], repeats=31) / len(run)
+    calls = list[Callable[[], object]]()
+    for op, held in weights.items():
+        read = {buffer: rows[buffer] for buffer in op.reads}
+        calls.append(partial(getattr(ops, OPERATIONS[op]), layout, read, held))
+    return _seconds(lambda: [call() for call in calls], repeats=31) / len(calls)
 
 
 def _dispatch() -> float:
