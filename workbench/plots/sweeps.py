@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import format_quantity
@@ -176,45 +176,40 @@ def _draw_lines(
     axes: Sequence[Axes], panels: Sequence[tuple[str, xarray.Dataset]], layout: _Layout, value: str
 ) -> None:
     for ax, (_, panel) in zip(axes, panels, strict=True):
-        aside = _lines(ax, panel, layout, value)
+        _lines(ax, panel, layout, value)
         _frame(ax, panel, layout.x)
-        ax.set_ylim(bottom=0)
-        if aside.any():
-            ax.plot(_positions(panel, layout.x)[aside], np.zeros(aside.sum()), "x", color=_GREY, clip_on=False)
+    axes[0].set_ylim(bottom=0)
     for ax in _first_column(axes):
-        ax.set_ylabel(_value_label(panels[0][1], value))
+        ax.set_ylabel(_value_label(panels[0][1], value), fontsize=10 if len(axes) == 1 else 8)
     for ax in _last_row(axes):
         ax.set_xlabel(_words(layout.x) + (" (logarithmic)" if ax.get_xscale() == "log" else ""))
     if any((panel["problem"] != "").any() for _, panel in panels):
         axes[0].plot([], [], "x", color=_GREY, label="set aside")
     handles, labels = axes[0].get_legend_handles_labels()
-    if len(labels) > 1 or layout.hue:
+    if len(labels) > 1:
         columns = 2 if max(map(len, labels)) > 25 else min(len(labels), 4)
         axes[0].figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
-def _lines(ax: Axes, panel: xarray.Dataset, layout: _Layout, value: str) -> npt.NDArray[np.bool_]:
-    """Draw the lines of a panel; returns where points of it were set aside."""
+def _lines(ax: Axes, panel: xarray.Dataset, layout: _Layout, value: str) -> None:
+    """Draw the lines of a panel, crosses on the axis where points were set aside, and bounds."""
     x = _positions(panel, layout.x)
     colours = cycle(SCHEDULE_COLOURS)
     bounds = list[tuple[npt.NDArray[np.float64], str]]()
-    hues = range(panel.sizes[layout.hue]) if layout.hue else (None,)
-    for hue in hues:
+    for hue in range(panel.sizes[layout.hue]) if layout.hue else (None,):
         one = panel if hue is None else panel.isel({layout.hue: hue})
-        label = value if hue is None else _label(panel, str(layout.hue), hue)
+        label = str(panel.attrs.get("source", value)) if hue is None else _label(panel, str(layout.hue), hue)
         colour = next(colours)
         ax.plot(x, one[value].values, "o-", color=colour, markersize=4, label=label)
+        aside = (one["problem"] != "").values
+        ax.plot(x[aside], np.zeros(aside.sum()), "x", color=colour, markersize=7, clip_on=False)
         if value == "gen_tok_s" and _BOUND in one:
             bounds.append((one[_BOUND].values, colour))
-    same = len(bounds) > 1 and all(np.allclose(bounds[0][0], each, 1e-3, 0, equal_nan=True) for each, _ in bounds)
+    same = all(np.allclose(bounds[0][0], each, 1e-3, 0, equal_nan=True) for each, _ in bounds)
     for each, colour in bounds[:1] if same else bounds:
         ax.plot(x, each, "--", color=_GREY if same else colour, linewidth=1)
     if bounds:
         ax.plot([], [], "--", color=_GREY, linewidth=1, label="bound")
-    dims = [layout.x] if layout.hue is None else [layout.x, layout.hue]
-    problems = (panel["problem"] != "").transpose(*dims).values
-    found: npt.NDArray[np.bool_] = problems if problems.ndim == 1 else problems.any(axis=1)
-    return found
 
 
 def _positions(panel: xarray.Dataset, name: str) -> npt.NDArray[np.float64]:
@@ -230,11 +225,20 @@ def _frame(ax: Axes, panel: xarray.Dataset, name: str) -> None:
     if _numeric(panel, name) and values.min() > 0 and values.max() / values.min() >= _WIDE:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
-    chosen = np.unique(np.linspace(0, len(values) - 1, min(len(values), _TICKS)).round().astype(int))
-    ax.xaxis.set_major_locator(FixedLocator(values[chosen].tolist()))
-    ax.set_xticks(values[chosen].tolist(), [_label(panel, name, place) for place in chosen], fontsize=8)
-    _slant(ax, [_label(panel, name, place) for place in chosen])
+    places = _apart(np.log(values) if ax.get_xscale() == "log" else values)
+    ax.set_xticks(values[places].tolist(), [_label(panel, name, place) for place in places], fontsize=8)
+    _slant(ax, [_label(panel, name, place) for place in places])
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _apart(positions: npt.NDArray[np.float64]) -> list[int]:
+    """Places of ticks whose labels do not run into one another."""
+    least = np.ptp(positions) / _TICKS
+    chosen = list[int]()
+    for place in np.argsort(positions).tolist():
+        if not chosen or positions[place] - positions[chosen[-1]] >= least:
+            chosen.append(place)
+    return chosen
 
 
 # -------------------------------------------------------------------------------------------------------- heat maps
@@ -281,7 +285,7 @@ def _map(ax: Axes, panel: xarray.Dataset, layout: _Layout, value: str, scale: No
 
 def _label(dataset: xarray.Dataset, name: str, place: int) -> str:
     """The text of one coordinate."""
-    value = dataset[name].values[place].item()
+    value = dataset[name].values.tolist()[place]
     if isinstance(value, str):
         return value
     unit = str(dataset[name].attrs.get("units", ""))

@@ -180,9 +180,9 @@ class Sweep:
                 raise ScenarioError(f"a sweep has no {name!r}; it has {', '.join(self._known())}.")
         found = [p for p in self.points if not p.problem and all(name in p.numbers for name in variables)]
         if not found:
-            missing = next((name for name in variables if name not in self._known()), "")
-            aside = self.problems[0].problem if self.problems else ""
-            why = f"no point has {missing!r}; they have {', '.join(self._known())}." if missing else aside
+            known = ", ".join(name for name in self._known())
+            every = len(self.problems) == len(self.rows)
+            why = self.problems[0].problem if every else f"none has {' and '.join(variables)}; they have {known}."
             raise ScenarioError(f"no point of the sweep can be chosen: {why}")
         return found
 

@@ -16,7 +16,6 @@ from workbench.core.latency import Latencies, percentiles
 from workbench.core.records import reason
 from workbench.core.result import Result, Source
 from workbench.hardware import Machine
-from workbench.hardware.machine import Device
 from workbench.hardware.processors import processors
 from workbench.perfmodels import bound
 from workbench.scenario import Scenario
@@ -56,7 +55,7 @@ VARIABLES: Mapping[str, Variable] = {
     "gpu_memory_needed": Variable("B", "GPU memory needed"),
     "host_memory_needed": Variable("B", "host memory needed"),
     "energy": Variable("J", "energy of the whole run"),
-    "price": Variable("USD", "purchase price of the processors"),
+    "gpu_price": Variable("USD", "purchase price of the GPUs"),
     "bound_gen_tok_s": Variable("tokens/s", "bound of the output tokens per second", more=True),
 }
 """The numbers of a point by name; NaN where one is not known."""
@@ -139,7 +138,7 @@ def read_point(base: Base, values: Mapping[str, Any]) -> Row:
     numbers = dict[str, float]()
     try:
         scenario, schedule = base.at(values)
-        numbers["price"] = price(scenario.machine)
+        numbers["gpu_price"] = gpu_price(scenario.machine)
         ledger = fits(scenario, schedule)
         numbers |= {"gpu_memory_needed": ledger.gpu.total, "host_memory_needed": ledger.host.total}
         if not ledger:
@@ -177,18 +176,12 @@ def _known(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if not math.isnan(value)}
 
 
-_COUNTED = re.compile(r"(?:(\d+) x )?(.+?)(?: over .*|, memory anywhere|, its GPU|, its CPU)?")
+_COUNTED = re.compile(r"(?:(\d+) x )?(.+?)(?: over .*|, its GPU)?")
 
 
-def price(machine: Machine) -> float:
-    """Purchase price of a machine's processors by the catalogue; NaN if one of them has none [USD]."""
-    one = machine.gpu.name.removesuffix(", its GPU") if machine.one_memory else None
-    devices = (machine.gpu,) if one is not None else (machine.gpu, machine.cpu)
-    return sum(_price(device) for device in devices)
-
-
-def _price(device: Device) -> float:
-    match = _COUNTED.fullmatch(device.name)
+def gpu_price(machine: Machine) -> float:
+    """Purchase price of a machine's GPUs, or of its one chip, by the catalogue; NaN if it has none [USD]."""
+    match = _COUNTED.fullmatch(machine.gpu.name)
     if match is None or match.group(2) not in processors:
         return math.nan
     return int(match.group(1) or 1) * processors[match.group(2)].price

@@ -69,7 +69,7 @@ def load(path: Path) -> dict[str, Any]:
         grid = Grid(tuple(map(_axis_from, record["axes"])), record["zipped"])
         schedule = part_from("schedule", record["schedule"])
         rows = dict(zip(grid.places(), (Row(**row) for row in record["rows"]), strict=True))
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ScenarioError(f"{path} is no sweep ({reason(error)}); save it again.") from error
     scenario = Scenario.from_dict(record["scenario"], f"the scenario of {path}")
     return {"dataset": dataset, "grid": grid, "base": Base(scenario, schedule, _reader(record["reader"])), "rows": rows}
