@@ -57,4 +57,6 @@ def on_processes_at_once() -> None:
 if __name__ == "__main__":
     if sys.argv[2] == "processes":
         on_processes_at_once()
+    else:
+        running.WORTH = float("inf")
     sweep_to(Path(sys.argv[1]))

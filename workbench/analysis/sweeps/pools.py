@@ -65,26 +65,33 @@ class Embedded:
 
     def stop(self) -> None:
         """See `Pool.stop`."""
-        for process in list((self._pool._processes or {}).values()):
-            process.kill()
-        self.close()
+        _kill(self._pool)
 
     def close(self) -> None:
         """End the processes, which have nothing to do."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown()
 
     def _started(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=begin)
         try:
             pool.submit(os.getpid).result()
-        except (BrokenExecutor, OSError) as error:
-            pool.shutdown(wait=False)
+        except BaseException as error:
+            _kill(pool)
+            if not isinstance(error, BrokenExecutor | OSError):
+                raise
             raise SweepError(
                 f"no process can be started ({error}); in a script, put what it does under "
                 "`if __name__ == '__main__':`."
             ) from error
         return pool
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, whatever they do, and what waits for them."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+    pool.shutdown(cancel_futures=True)
 
 
 class Brought:
