@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import math
 import re
 import sys
 import tomllib
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
+from workbench.analysis.sweeps import running
 from workbench.bench import simulator
 from workbench.bench.schedules import NEAR
 from workbench.core import errors
@@ -327,7 +329,18 @@ def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
     yield "docs/accuracy.md", f"at most {quick:g} s, at most {whole:g} s with every task of every layer laid out"
     yield "docs/accuracy.md", f"at least {simulator.PER_MINUTE} scenarios a minute"
     yield "docs/accuracy.md", f"at most {simulator.PER_POSITION:g} s for a position of the slider"
+    swept = math.prod(map(len, simulator.SWEPT.values()))
+    yield "docs/accuracy.md", f"A sweep over {swept:,} scenarios shall be at least {simulator.FASTER:g} times as fast"
     yield "docs/accuracy.md", f"has simulated {PATIENCE:,} iterations"
+
+
+def of_sweeps() -> Iterator[tuple[str, str]]:
+    assert running.PROBE == 1
+    yield (
+        "docs/sweeps.md",
+        f"for the first second. If the rest would take more than {running.WORTH:g} s, it goes to other",
+    )
+    yield "docs/sweeps.md", f"A point that has begun {running.TRIES} times and never ended is set aside"
 
 
 def of_kernels() -> Iterator[tuple[str, str]]:
@@ -553,6 +566,7 @@ KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
     of_random_settings,
     of_overlap,
     of_the_simulators_targets,
+    of_sweeps,
     of_kernels,
     of_a_card,
     of_online_serving,

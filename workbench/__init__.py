@@ -8,7 +8,7 @@ from workbench.analysis.compare import Comparison, compare
 from workbench.analysis.costs import Costs, costs
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.analysis.sustained import sustained_rate
-from workbench.analysis.sweep import Sweep, sweep
+from workbench.analysis.sweeps import Sweep, sweep
 from workbench.core.catalogue import data_path
 from workbench.core.latency import Slo
 from workbench.core.result import Result, Source

@@ -3,20 +3,29 @@
 import json
 
 from workbench.bench import simulator
+from workbench.schedules import VSLPipe
 
 
 def test_both_details_the_sweep_and_the_slider_are_told_against_what_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(simulator, "REQUESTS", 5)
+    monkeypatch.setattr(simulator, "SWEPT_REQUESTS", 3)
+    monkeypatch.setattr(simulator, "SWEPT", {"memory.kv_capacity": (1e9, 2e9), "schedule": (VSLPipe(),)})
     said, path = list[str](), tmp_path / "speed.json"
     ratios = simulator.bench_simulator(repeats=2, json=path, say=said.append)
     assert [line.partition(":")[0] for line in said[:2]] == ["5 requests, detail iteration", "5 requests, detail task"]
     assert all("s asked for" in line for line in said[:2])
     assert said[2].startswith("48 scenarios of 5 requests, KV 20GB to 70GB, outputs of 32 to 256 tokens: ")
     assert said[3].startswith("a slider of the KV capacity, the bound and 4 schedules: ")
-    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6]
+    assert said[4].startswith("a sweep over 2 scenarios of 3 requests: ")
+    assert said[4].endswith(" times as fast, 1.8 asked for")
+    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6, 1]
     assert json.loads(path.read_text())["ratios"] == ratios
 
 
 def test_every_scenario_of_the_sweep_is_another():
     asked = [(s.memory.kv_capacity, int(s.workload.output_len[0]), schedule.name) for s, schedule in simulator.sweep()]
     assert len(set(asked)) == len(asked) == 48
+
+
+def test_the_sweep_on_processes_is_over_a_thousand_scenarios():
+    assert simulator._count(simulator.SWEPT) == 1000

@@ -13,9 +13,9 @@ from workbench.serving import fits
 from workbench.widgets.state.controls import KV_CAPACITY, LINK, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
 from workbench.widgets.state.offered import machines_offered, why_not, why_not_live, workloads_offered
-from workbench.widgets.state.requests import resized, sizes, with_tokens
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token, suitable_kv, whole_machine
 from workbench.workload import Request, Workload
+from workbench.workload.resizing import resized, sizes, with_tokens
 
 RAG = wb.workloads["rag"].sample(requests=50, output_len=16, seed=3)
 

@@ -1,12 +1,19 @@
-"""Benchmark of the simulator: a large job in both details, many scenarios, and a slider, in CPU seconds of one core."""
+"""Benchmark of the simulator: a large job in both details, many scenarios, a slider, and a sweep on two processes."""
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from workbench.analysis import sweeps
+from workbench.analysis.sweeps.pools import begin as prepare_process
 from workbench.bench import record
 from workbench.hardware import machines
 from workbench.models import models
@@ -26,6 +33,15 @@ PER_MINUTE = 1000
 """Target: scenarios per minute on one core."""
 PER_POSITION = 0.1
 """Target: most seconds of a slider's position, with the bound and `_COMPARED`."""
+FASTER = 1.8
+"""Target: least speed of a sweep on two processes over that on one."""
+SWEPT: dict[str, Any] = {
+    "memory.kv_capacity": tuple(2e9 * (10 + step) for step in range(25)),
+    "workload.output_len": tuple(range(16, 176, 8)),
+    "schedule": (VSLPipe(), Sequential(prefetch=True)),
+}
+"""Fields and values of that sweep, a thousand scenarios."""
+SWEPT_REQUESTS = 2000
 _COMPARED = (Sequential(prefetch=True), CGOPipe(), VSLPipe(), Overlap())
 _CAPACITIES = ("20GB", "30GB", "40GB", "50GB", "60GB", "70GB")
 _OUTPUTS = (32, 64, 128, 256)
@@ -56,8 +72,9 @@ def bench_simulator(
 ) -> dict[str, dict[str, float]]:
     """Print the seconds of the job in both details, the scenarios that a core simulates in a minute, and a slider's.
 
-    Every figure is CPU time of this process, so that other programs do not count. A first simulation, which also
-    imports modules and reads catalogues, is not timed, nor is compiling.
+    These figures are CPU time of this process, so that other programs do not count. A first simulation, which also
+    imports modules and reads catalogues, is not timed, nor is compiling. Last comes the gain of a sweep from a second
+    process, by the clock.
 
     Returns
     -------
@@ -86,6 +103,12 @@ def bench_simulator(
         f"({min(positions):.2f} to {max(positions):.2f}), {PER_POSITION:g} s asked for"
     )
     ratios[f"slider, seconds over {PER_POSITION:g}"] = record.ratio([each / PER_POSITION for each in positions])
+    one, two = (_swept(processes) for processes in (1, 2))
+    say(
+        f"a sweep over {_count(SWEPT)} scenarios of {SWEPT_REQUESTS} requests: {one:.0f} s on one process and {two:.0f} s "
+        f"on two, {one / two:.2f} times as fast, {FASTER:g} asked for"
+    )
+    ratios[f"two processes, speed over {FASTER:g}"] = record.ratio([one / two / FASTER])
     if json is not None:
         record.write(json, machines["a40"], ratios, [{"scenario seconds": taken}])
     return ratios
@@ -98,6 +121,23 @@ def _position(capacity: str) -> float:
     bound(scenario, _COMPARED[0])
     simulate_all([scenario], _COMPARED)
     return time.process_time() - begin
+
+
+def _swept(processes: int) -> float:
+    """Seconds on the clock that a sweep takes on so many processes, which are started meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    scenario = job().on(workload=Workload.lengths(98, 16, SWEPT_REQUESTS))
+    begin = time.perf_counter()
+    with (
+        ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_process) as executor,
+        TemporaryDirectory() as folder,
+    ):
+        sweeps.sweep(scenario, over=SWEPT, executor=executor, store=Path(folder) / "readings.sqlite")
+    return time.perf_counter() - begin
+
+
+def _count(over: dict[str, Any]) -> int:
+    return math.prod(map(len, over.values()))
 
 
 def _seconds(scenario: Scenario, schedule: Schedule, detail: Detail = Detail.ITERATION) -> float:

@@ -60,3 +60,7 @@ class EngineError(WorkbenchError, RuntimeError):
 
 class StoppedError(WorkbenchError):
     """A run was stopped on request."""
+
+
+class SweepError(WorkbenchError, RuntimeError):
+    """The processes that read the points of a sweep cannot be started, or are gone."""

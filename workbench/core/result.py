@@ -245,18 +245,32 @@ class Result:
         """
         try:
             values = read_json(path)
-            known = isinstance(values, dict) and values.pop("format", None) == FORMAT
-            result = cls._from_values(values) if known else None
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        except ValueError as error:
             raise ResultError(f"{path} is no result ({reason(error)}); save it again.") from error
+        return cls.from_dict(values, str(path))
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str) -> Result:
+        """Read what `to_dict` gave; errors name the place `where` it was found. A measured one becomes RECORDED.
+
+        Raises
+        ------
+        ResultError
+            As `load` does.
+        """
+        try:
+            known = isinstance(values, dict) and values.get("format") == FORMAT
+            result = cls._from_values({**values}) if known else None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ResultError(f"{where} is no result ({reason(error)}); save it again.") from error
         if result is None:
-            raise ResultError(f"{path} was written in another format; this version reads format {FORMAT}.")
+            raise ResultError(f"{where} was written in another format; this version reads format {FORMAT}.")
         return result
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Result:
-        """The result of plain values, as `to_dict` gives them without the format."""
-        for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
+        """The result of plain values, as `to_dict` gives them."""
+        for derived in ("format", "gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)
         tokens = from_plain(tuple[tuple[int, ...], ...], values.pop("tokens"))
         if any(not 0 <= token < 2**63 for row in tokens for token in row):

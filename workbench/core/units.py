@@ -91,6 +91,16 @@ def format_seconds(value: float) -> str:
     return f"{_three(value * 1e6)} us"
 
 
+def format_quantity(value: float, unit: str) -> str:
+    """A number with its unit, bytes and seconds in fitting ones: ``70 GB``, ``16 GB/s``, ``5 ms``, ``20,000 J``."""
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    if unit == "s":
+        return format_seconds(value)
+    text = f"{value:,.6g}" if abs(value) < 1e7 else f"{value:.4g}"
+    return f"{text} {unit}".rstrip()
+
+
 def _three(value: float) -> str:
     """A number in three digits, or in all digits before the point if it has more."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -189,7 +189,22 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """Host-to-device and device-to-host copies, each direction a lane of its own [B/s]."""
+    """Copies between host and device, each direction a lane of its own.
+
+    Parameters
+    ----------
+    h2d : float
+        Rate from host to device [B/s].
+    d2h : float
+        Rate from device to host [B/s].
+    overhead : float
+        Fixed time per copy [s].
+
+    Raises
+    ------
+    ScenarioError
+        If a rate is not positive or the overhead negative.
+    """
 
     h2d: float
     d2h: float

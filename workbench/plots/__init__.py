@@ -8,31 +8,28 @@ from workbench.plots.results import (
     PREDICTORS,
     SCHEDULE_COLOURS,
     TASK_COLOURS,
-    frame_sweep,
     middle,
     plot_gains,
     plot_iterations,
     plot_lanes,
-    plot_sweep,
     plot_throughput,
     plot_timeline,
-    sweep_lines,
     task_colour,
 )
+from workbench.plots.sweeps import plot_front, plot_sweep
 
 __all__ = [
     "COLOURS",
     "PREDICTORS",
     "SCHEDULE_COLOURS",
     "TASK_COLOURS",
-    "frame_sweep",
     "middle",
+    "plot_front",
     "plot_gains",
     "plot_iterations",
     "plot_lanes",
     "plot_sweep",
     "plot_throughput",
     "plot_timeline",
-    "sweep_lines",
     "task_colour",
 ]

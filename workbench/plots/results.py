@@ -13,13 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workbench.core.result import Result, Source
 from workbench.core.timeline import ITERATION, SUBSCRIPTS, Timeline, code_of
-from workbench.core.units import format_bytes
 from workbench.plots.lane_bars import bars
 
 COLOURS = {
@@ -63,7 +60,6 @@ _SMALL = 7
 _LETTER = 0.9 * _SMALL
 """Width per letter that a bubble's label needs [points], including a margin on both sides."""
 _DARKER = 0.7
-_LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
 
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -116,49 +112,6 @@ def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Ax
     ax.margins(x=0.12)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
-
-
-def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) -> Axes:
-    """Plot tokens per second over KV capacity [B]: bounds dashed, simulations as lines, measurements as marks."""
-    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
-    frame_sweep(ax, sweep_lines(pairs, ax))
-    ax.set_ylim(bottom=0)
-    return ax
-
-
-def sweep_lines(pairs: Sequence[tuple[float, Result]], ax: Axes) -> list[Line2D]:
-    """Plot only the lines of `plot_sweep`, on axes that have scales and labels already."""
-    played = [result.schedule for _, result in pairs if result.source is not Source.BOUND]
-    colours = dict(zip(dict.fromkeys(played), cycle(SCHEDULE_COLOURS), strict=False))
-    curves: dict[tuple[Source, str, str], list[tuple[float, float]]] = {}
-    for capacity, result in pairs:
-        curves.setdefault((result.source, result.origin, result.schedule), []).append((capacity, result.gen_tok_s))
-    lines: list[Line2D] = []
-    for (source, origin, schedule), points in curves.items():
-        colour = colours.get(schedule, _OTHER) if source is not Source.BOUND else _OTHER
-        x, y = zip(*sorted(points), strict=True)
-        if source in _LINES:
-            label = "bound" if source is Source.BOUND else f"{schedule}, {origin}"
-            lines += ax.plot(x, y, _LINES[source], color=colour, label=label, markersize=4)
-        else:
-            lines += ax.plot(x, y, "D", color=colour, markersize=7, markeredgecolor="white")
-    for source in dict.fromkeys(source for source, *_ in curves if source not in _LINES):
-        lines += ax.plot([], [], "D", color=_OTHER, markersize=7, markeredgecolor="white", label=source.value)
-    return lines
-
-
-def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
-    """Set the scales, labels and legend of `plot_sweep`."""
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("KV capacity (logarithmic)")
-    ax.set_ylabel("output tokens per second")
-    ax.spines[["top", "right"]].set_visible(False)
-    if lines:
-        tight = {"columnspacing": 1.0, "handlelength": 1.6, "handletextpad": 0.5}
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.08, 1.06), ncols=3, frameon=False, fontsize=8, **tight)
 
 
 def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:

@@ -18,7 +18,7 @@ class Memory:
     kv_capacity : str or float
         Size of the KV cache over all layers [B], such as ``"70GB"``.
     kv_block : int
-        Tokens per KV block.
+        Size of a KV block [tokens].
     weights, kv : str, optional
         "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` takes the first two. Weights may also be
         "int8" or "int4": then routed experts, whose sizes must be multiples of 64, are rounded in groups of 128

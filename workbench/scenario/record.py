@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from reprlib import repr as short
@@ -23,6 +23,8 @@ from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
+from workbench.schedules import Schedule
+from workbench.schedules.registry import every_schedule
 from workbench.stages import (
     BUILT_IN,
     ExpertSet,
@@ -69,15 +71,57 @@ def plain_fields(
         If an operation has no import path (see `import_path`), weights are streamed of an operation that is in no
         stage, or the scheduler or the routing is of the user's own: functions are not kept in files.
     """
-    return {
-        "pipeline": _plain_stack(pipeline) if isinstance(pipeline, Stack) else _plain_pipeline(pipeline),
-        "model": to_plain(model),
-        "machine": to_plain(machine),
-        "memory": to_plain(memory),
-        "workload": _plain_workload(workload),
-        "scheduler": _plain_scheduler(scheduler),
-        "routing": _plain_routing(routing),
+    parts = {
+        "pipeline": pipeline,
+        "model": model,
+        "machine": machine,
+        "memory": memory,
+        "workload": workload,
+        "scheduler": scheduler,
+        "routing": routing,
     }
+    return {name: plain_part(name, part) for name, part in parts.items()}
+
+
+def plain_part(name: str, part: Any) -> Any:
+    """One part of a scenario, or a schedule under the name "schedule", as JSON holds it.
+
+    Raises
+    ------
+    ScenarioError
+        As `plain_fields` does, and for a schedule of the user's own.
+    """
+    if name == "pipeline":
+        return _plain_stack(part) if isinstance(part, Stack) else _plain_pipeline(part)
+    own = {
+        "workload": _plain_workload,
+        "scheduler": _plain_scheduler,
+        "routing": _plain_routing,
+        "schedule": _plain_schedule,
+    }
+    plain: Callable[[Any], Any] = own.get(name, to_plain)
+    return plain(part)
+
+
+def part_from(name: str, plain: Any) -> Any:
+    """Inverse of `plain_part`.
+
+    Raises
+    ------
+    TypeError, ValueError, KeyError, AttributeError, NotImportedError
+        As `fields_from` does.
+    """
+    kinds = {"model": ModelConfig, "machine": Machine, "memory": Memory}
+    if name in kinds:
+        return from_plain(kinds[name], plain)
+    own: dict[str, Callable[[Any], Any]] = {
+        "pipeline": _stack_from,
+        "workload": _workload_from,
+        "scheduler": _scheduler_from,
+        "routing": _routing_from,
+        "schedule": _schedule_from,
+    }
+    return own[name](plain)
 
 
 def fields_from(record: dict[str, Any]) -> dict[str, Any]:
@@ -93,16 +137,9 @@ def fields_from(record: dict[str, Any]) -> dict[str, Any]:
         If that module has not been imported.
     """
     _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler", "routing")
-    scheduler = dict(record["scheduler"])
-    return {
-        "pipeline": _stack_from(record["pipeline"]),
-        "model": from_plain(ModelConfig, record["model"]),
-        "machine": from_plain(Machine, record["machine"]),
-        "memory": from_plain(Memory, record["memory"]),
-        "workload": _workload_from(record["workload"]),
-        "scheduler": from_plain(_schedulers()[scheduler.pop("kind")], scheduler),
-        "routing": _routing_from(record.get("routing", {"kind": "Uniform"})),
-    }
+    names = ("pipeline", "model", "machine", "memory", "workload", "scheduler")
+    routing = record.get("routing", {"kind": "Uniform"})
+    return {**{name: part_from(name, record[name]) for name in names}, "routing": part_from("routing", routing)}
 
 
 def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
@@ -311,6 +348,30 @@ def _plain_scheduler(scheduler: object) -> dict[str, Any]:
         known = ", ".join(every)
         raise ScenarioError(f"the scheduler {scheduler!r} is not built in and cannot be saved; use {known}.")
     return {"kind": kind.__name__, **to_plain(scheduler)}
+
+
+def _scheduler_from(plain: Any) -> Any:
+    values = dict(plain)
+    return from_plain(_schedulers()[values.pop("kind")], values)
+
+
+def _plain_schedule(schedule: Schedule) -> dict[str, Any]:
+    kind = type(schedule)
+    if _schedules().get(kind.__name__) is not kind:
+        known = ", ".join(_schedules())
+        raise ScenarioError(f"the schedule {schedule!r} is not built in and cannot be saved; use {known}.")
+    return {"kind": kind.__name__, **to_plain(schedule)}
+
+
+def _schedule_from(plain: Any) -> Any:
+    values = dict(plain)
+    return from_plain(_schedules()[values.pop("kind")], values)
+
+
+@cache
+def _schedules() -> dict[str, type[Schedule]]:
+    """Every schedule of the package by its name."""
+    return {kind.__name__: kind for kind in every_schedule()}
 
 
 @cache

@@ -26,7 +26,7 @@ class ChunkedPrefill(LimitedScheduler):
     Parameters
     ----------
     token_budget : float
-        Tokens per iteration, decodes included.
+        Tokens per iteration, decodes included [tokens].
     max_running : int, optional
         See `LimitedScheduler`.
 

@@ -22,8 +22,8 @@ class ContinuousBatching(LimitedScheduler):
     Parameters
     ----------
     token_budget : float, optional
-        Limit on the prompt tokens of an iteration, and on the sequences that run at a time; by default the tokens that
-        the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
+        Limit on the prompt tokens of an iteration, and on the sequences that run at a time [tokens]; by default those
+        that the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
     max_running : int, optional
         See `LimitedScheduler`.
 

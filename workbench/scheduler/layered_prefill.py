@@ -30,7 +30,7 @@ class LayeredPrefill(LimitedScheduler):
     Parameters
     ----------
     granularity : int
-        Tokens that pass all layers in one iteration; also the most sequences that run at a time.
+        Tokens that pass all layers in one iteration [tokens]; also the most sequences that run at a time.
     max_running : int, optional
         See `LimitedScheduler`.
 

@@ -36,7 +36,15 @@ class Step(enum.Flag):
 
 
 class Schedule(ABC):
-    """Order and overlap of one iteration's tasks. Equal schedules give equal tasks: make it a frozen dataclass."""
+    """Order and overlap of one iteration's tasks. Equal schedules give equal tasks: make it a frozen dataclass.
+
+    Attributes
+    ----------
+    packet_seconds : float
+        Time of a packet of weights, between which transfers of activations pass [s].
+    weight_slots : int
+        Buffers for streamed weights on the GPU; each holds one transfer.
+    """
 
     example: ClassVar[Pipeline | None] = None
     """A pipeline that the schedule takes with its default settings; tests and `bench sim` use the schedule with it."""
@@ -68,7 +76,6 @@ class Schedule(ABC):
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2
-    """Buffers for streamed weights on the GPU; each holds one transfer."""
 
     @abstractmethod
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:

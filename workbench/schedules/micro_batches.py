@@ -36,7 +36,12 @@ class WeightPlace(enum.Enum):
 
 @dataclass(frozen=True)
 class MicroBatched(Schedule):
-    """A schedule that splits the batch into `micro_batches` parts.
+    """A schedule that splits the batch into parts.
+
+    Attributes
+    ----------
+    micro_batches : int
+        Number of parts that a batch is split into.
 
     Raises
     ------

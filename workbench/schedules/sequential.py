@@ -26,6 +26,11 @@ class Sequential(MicroBatched):
         cpu .   .   .   .   .   C0a .   .   .   .   C0b .   .   .   .   .   C1a .   .   .   .   C1b .   .   .   .
         d2h .   .   .   .   Q0a .   .   .   .   Q0b .   .   .   .   .   Q1a .   .   .   .   Q1b .   .   .   .   .
         h2d .   .   W0  .   .   .   H0a .   .   .   .   H0b .   W1  .   .   .   H1a .   .   .   .   H1b .   .   .
+
+    Attributes
+    ----------
+    prefetch : bool
+        True if the weights of the next layer stream while the layer before is computed.
     """
 
     example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, attention, out_proj, moe)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -138,6 +138,16 @@ class Op:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A built-in operation by its name and a variant by how it is made, so that another process has its own."""
+        if BUILT_IN.get(self.name) == self:
+            return self.name
+        if self.plain is combine:
+            return combine_of, self.reads[1:]
+        if self.plain is experts:
+            return _variant, (self.subset, self.rows)
+        return Op, tuple(getattr(self, known.name) for known in fields(self))
 
     __iter__ = None
     """An operation is no sequence of experts."""
@@ -325,6 +335,11 @@ class Streamed:
     name: str
     op: str | None = None
     chosen: bool = False
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """`weights` and `kv` by their names, so that another process has its own."""
+        known = next((name for name in ("weights", "kv") if globals()[name] == self), None)
+        return known or (Streamed, (self.name, self.op, self.chosen))
 
 
 weights = Streamed("weights")
@@ -699,6 +714,12 @@ head = Op(
 """The implicit last stage, on the GPU; it holds its logits in fp32 and in the weights' precision at once."""
 BUILT_IN = {op.name: op for op in (qkv, *attention, out_proj, *moe, shared_experts)}
 """The operations that a pipeline places, by name."""
+
+
+def _variant(subset: ExpertSet | None, rows: RowClass) -> Op:
+    """The routed experts of a set, for the rows of a class."""
+    op = experts if subset is None else experts[subset]
+    return op if rows is RowClass.ALL else op._of_class(rows)
 
 
 OpTree = Op | tuple["OpTree", ...]

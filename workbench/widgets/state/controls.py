@@ -23,8 +23,8 @@ from workbench.widgets.state.offered import (
     why_not,
     workloads_offered,
 )
-from workbench.widgets.state.requests import sizes
 from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, kv_steps
+from workbench.workload.resizing import sizes
 
 _SLOWEST_LINK = 1 / 512  # of the link's full rate
 _LEAST_GPU = 1 / 64  # of the GPU's memory

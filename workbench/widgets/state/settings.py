@@ -15,8 +15,8 @@ from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule
 from workbench.serving import fits
 from workbench.widgets.state.ladders import ladder
-from workbench.widgets.state.requests import resized, sizes, thinned, with_tokens
 from workbench.workload import Routing, Workload
+from workbench.workload.resizing import resized, sizes, thinned, with_tokens
 
 
 @dataclass(frozen=True)
