@@ -2,22 +2,23 @@
 
 import json
 
+import pytest
+
 from workbench.bench import simulator
 from workbench.schedules import VSLPipe
 
 
 def test_both_details_the_sweep_and_the_slider_are_told_against_what_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(simulator, "REQUESTS", 5)
-    monkeypatch.setattr(simulator, "SWEPT_REQUESTS", 3)
-    monkeypatch.setattr(simulator, "SWEPT", {"memory.kv_capacity": (1e9, 2e9), "schedule": (VSLPipe(),)})
+    monkeypatch.setattr(simulator, "_swept", {1: 81.0, 2: 40.5}.get)
     said, path = list[str](), tmp_path / "speed.json"
     ratios = simulator.bench_simulator(repeats=2, json=path, say=said.append)
     assert [line.partition(":")[0] for line in said[:2]] == ["5 requests, detail iteration", "5 requests, detail task"]
     assert all("s asked for" in line for line in said[:2])
     assert said[2].startswith("48 scenarios of 5 requests, KV 20GB to 70GB, outputs of 32 to 256 tokens: ")
     assert said[3].startswith("a slider of the KV capacity, the bound and 4 schedules: ")
-    assert said[4].startswith("a sweep over 2 scenarios of 3 requests: ")
-    assert said[4].endswith(" times as fast, 1.8 asked for")
+    swept = "a sweep over 1000 scenarios of 2000 requests: 81 s on one process and 40 s on two, 2.00 times as fast"
+    assert said[4] == f"{swept}, 1.8 asked for"
     assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6, 1]
     assert json.loads(path.read_text())["ratios"] == ratios
 
@@ -29,3 +30,16 @@ def test_every_scenario_of_the_sweep_is_another():
 
 def test_the_sweep_on_processes_is_over_a_thousand_scenarios():
     assert simulator._count(simulator.SWEPT) == 1000
+
+
+@pytest.mark.slow
+def test_the_sweep_is_read_on_its_own_processes(monkeypatch):
+    read = list[int]()
+    monkeypatch.setattr(simulator, "SWEPT_REQUESTS", 3)
+    monkeypatch.setattr(simulator, "SWEPT", {"memory.kv_capacity": (1e9, 2e9), "schedule": (VSLPipe(),)})
+    sweep = simulator.sweeps.sweep
+    monkeypatch.setattr(
+        simulator.sweeps, "sweep", lambda *args, **given: read.append(len(sweep(*args, **given).points))
+    )
+    assert simulator._swept(2) > 0
+    assert read == [2]

@@ -105,8 +105,8 @@ def bench_simulator(
     ratios[f"slider, seconds over {PER_POSITION:g}"] = record.ratio([each / PER_POSITION for each in positions])
     one, two = (_swept(processes) for processes in (1, 2))
     say(
-        f"a sweep over {_count(SWEPT)} scenarios of {SWEPT_REQUESTS} requests: {one:.0f} s on one process and {two:.0f} s "
-        f"on two, {one / two:.2f} times as fast, {FASTER:g} asked for"
+        f"a sweep over {_count(SWEPT)} scenarios of {SWEPT_REQUESTS} requests: {one:.0f} s on one process and "
+        f"{two:.0f} s on two, {one / two:.2f} times as fast, {FASTER:g} asked for"
     )
     ratios[f"two processes, speed over {FASTER:g}"] = record.ratio([one / two / FASTER])
     if json is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import format_quantity
@@ -34,10 +35,15 @@ _ABBREVIATIONS = {"kv": "KV", "gpu": "GPU", "cpu": "CPU", "h2d": "H2D", "d2h": "
 
 
 class Measure(Protocol):
-    """A variable of a sweep, with its unit and its meaning."""
+    """A variable of a sweep."""
 
-    unit: str
-    meaning: str
+    @property
+    def unit(self) -> str:
+        """Its unit; empty for a count."""
+
+    @property
+    def meaning(self) -> str:
+        """Its meaning in a few words."""
 
 
 class _Layout(NamedTuple):
@@ -99,18 +105,23 @@ def plot_front(
 ) -> Axes:
     """Plot the points of a sweep over two variables, and those of the front as a line."""
     ax = ax if ax is not None else plt.subplots(figsize=(6, 3.8), layout="constrained")[1]
-    ax.scatter(*zip(*cloud, strict=True), s=14, color="#d1d5db", label="all points", zorder=1)
+    x, y = zip(*cloud, strict=True)
+    ax.scatter(x, y, s=14, color="#d1d5db", label="all points", zorder=1)
     ax.plot(*zip(*line, strict=True), "o-", color=SCHEDULE_COLOURS[4], markersize=5, label="front", zorder=2)
     both = ((ax.xaxis, ax.set_xscale), (ax.yaxis, ax.set_yscale))
-    for (axis, logarithmic), values, measure in zip(both, zip(*cloud, strict=True), measures, strict=True):
+    for (axis, logarithmic), values, measure in zip(both, (x, y), measures, strict=True):
         axis.set_label_text(_measured(measure.meaning, measure.unit))
         if min(values) > 0 and max(values) / min(values) >= _WIDE:
             logarithmic("log")
         if measure.unit in ("B", "s"):
-            axis.set_major_formatter(lambda value, _, unit=measure.unit: format_quantity(value, unit))
+            axis.set_major_formatter(FuncFormatter(partial(_tick, measure.unit)))
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     return ax
+
+
+def _tick(unit: str, value: float, place: int | None = None) -> str:
+    return format_quantity(value, unit)
 
 
 def _along_fields(dataset: xarray.Dataset, x: str | None) -> xarray.Dataset:
@@ -310,7 +321,8 @@ def _measured(meaning: str, unit: str) -> str:
 
 def _slant(ax: Axes, labels: Sequence[str]) -> None:
     """Turn labels that would run into one another."""
-    if sum(map(len, labels)) > 12 * ax.get_position().width * ax.figure.get_figwidth():
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    if sum(map(len, labels)) > 12 * inches:
         ax.tick_params(axis="x", rotation=30)
         for label in ax.get_xticklabels():
             label.set_horizontalalignment("right")

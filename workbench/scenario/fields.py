@@ -395,7 +395,7 @@ def _fits(value: Any, members: tuple[Any, ...]) -> bool:
 
 
 def _wanted(hint: Any) -> str:
-    """What a field takes, in words."""
+    """The values that a field takes, in words."""
     members = _members(hint)
     choices = [repr(each.value if isinstance(each, enum.Enum) else each) for each in _choices(hint)]
     words = choices or [_WORDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in members]

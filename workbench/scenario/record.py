@@ -93,14 +93,13 @@ def plain_part(name: str, part: Any) -> Any:
     """
     if name == "pipeline":
         return _plain_stack(part) if isinstance(part, Stack) else _plain_pipeline(part)
-    own = {
+    own: dict[str, Callable[[Any], Any]] = {
         "workload": _plain_workload,
         "scheduler": _plain_scheduler,
         "routing": _plain_routing,
         "schedule": _plain_schedule,
     }
-    plain: Callable[[Any], Any] = own.get(name, to_plain)
-    return plain(part)
+    return own.get(name, to_plain)(part)
 
 
 def part_from(name: str, plain: Any) -> Any:

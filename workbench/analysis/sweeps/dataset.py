@@ -47,7 +47,7 @@ def dataset_of(base: Base, grid: Grid, rows: Mapping[Place, Row]) -> xarray.Data
     sources = sorted({row.source for row in rows.values() if row.source})
     attributes = {
         "source": ", ".join(sources),
-        "reader": reader_name(base.read) or getattr(base.read, "__qualname__", str(base.read)),
+        "reader": reader_name(base.read) or str(getattr(base.read, "__qualname__", base.read)),
         "machine": base.scenario.machine.name,
         "versions": json.dumps(versions()),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

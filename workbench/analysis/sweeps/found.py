@@ -9,6 +9,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from workbench.analysis.sweeps.dataset import dataset_of
 from workbench.analysis.sweeps.grid import Grid, Place
 from workbench.analysis.sweeps.reading import VARIABLES, Base, Row
@@ -86,6 +89,10 @@ class Point:
         pairs = zip(self.labels.items(), self._units, strict=True)
         return {name: each if isinstance(each, str) else format_quantity(each, unit) for (name, each), unit in pairs}
 
+    def of(self, variables: Sequence[str]) -> tuple[float, ...]:
+        """Some of its numbers."""
+        return tuple(self.numbers[name] for name in variables)
+
     def brief(self, variable: str) -> str:
         """The coordinates, and one number or the beginning of the problem."""
         at = ", ".join(self._told.values())
@@ -112,7 +119,8 @@ class Front:
         """One row per point: its coordinates and the variables."""
         import pandas
 
-        rows = [{**point.labels, **{name: point.numbers[name] for name in self.variables}} for point in self.points]
+        numbers = (dict(zip(self.variables, point.of(self.variables), strict=True)) for point in self.points)
+        rows = [{**point.labels, **those} for point, those in zip(self.points, numbers, strict=True)]
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -120,8 +128,8 @@ class Front:
         from workbench.plots.sweeps import plot_front
 
         names = self.variables[:2]
-        cloud = [tuple(point.numbers[name] for name in names) for point in self._sweep.read(names)]
-        line = sorted(tuple(point.numbers[name] for name in names) for point in self.points)
+        cloud = [point.of(names) for point in self._sweep.read(names)]
+        line = sorted(point.of(names) for point in self.points)
         return plot_front(cloud, line, [VARIABLES[name] for name in names], ax)
 
 
@@ -178,7 +186,7 @@ class Sweep:
         for name in variables:
             if name not in VARIABLES:
                 raise ScenarioError(f"a sweep has no {name!r}; it has {', '.join(self._known())}.")
-        found = [p for p in self.points if not p.problem and all(name in p.numbers for name in variables)]
+        found = [point for point in self.points if not point.problem and set(variables) <= set(point.numbers)]
         if not found:
             known = ", ".join(name for name in self._known())
             every = len(self.problems) == len(self.rows)
@@ -187,7 +195,8 @@ class Sweep:
         return found
 
     def _known(self) -> list[str]:
-        return [name for name in VARIABLES if any(name in row.numbers for row in self.rows.values())]
+        there = set[str]().union(*(row.numbers for row in self.rows.values()))
+        return [name for name in VARIABLES if name in there]
 
     def best(self, variable: str = "gen_tok_s") -> Point:
         """The point with the most tokens per second, or the least of a time, a memory, an energy or a price.
@@ -218,11 +227,11 @@ class Sweep:
                 f"a front needs two variables or more, such as 'gen_tok_s' and 'ttft', not {variables}."
             )
         points = self.read(variables)
-        signs = [1 if VARIABLES[name].more else -1 for name in variables]
-        scores = [tuple(s * p.numbers[n] for s, n in zip(signs, variables, strict=True)) for p in points]
-        kept = [p for p, mine in zip(points, scores, strict=True) if not any(_beats(other, mine) for other in scores)]
+        signs = np.array([1 if VARIABLES[name].more else -1 for name in variables])
+        scores = signs * np.array([point.of(variables) for point in points])
+        kept = [point for point, score in zip(points, scores, strict=True) if not _beaten(score, scores)]
         first = variables[0]
-        return Front(variables, tuple(sorted(kept, key=lambda p: -signs[0] * p.numbers[first])), self)
+        return Front(variables, tuple(sorted(kept, key=lambda point: -signs[0] * point.numbers[first])), self)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per point: its coordinates, its numbers and its problem."""
@@ -301,7 +310,6 @@ def _in_words(name: str, value: float) -> str:
     return f"{VARIABLES[name].meaning} {format_quantity(float(f'{value:.4g}'), VARIABLES[name].unit)}"
 
 
-def _beats(other: tuple[float, ...], mine: tuple[float, ...]) -> bool:
+def _beaten(score: npt.NDArray[np.float64], scores: npt.NDArray[np.float64]) -> bool:
     """True if another point is at least as good in all variables and better in one."""
-    pairs = list(zip(other, mine, strict=True))
-    return all(theirs >= own for theirs, own in pairs) and any(theirs > own for theirs, own in pairs)
+    return bool(((scores >= score).all(axis=1) & (scores > score).any(axis=1)).any())

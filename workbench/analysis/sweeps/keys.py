@@ -20,6 +20,8 @@ from workbench.stages import BUILT_IN
 from workbench.workload import Workload
 
 _SOURCES = Path(__file__).parents[2]
+_NOT_READ_BY = ("bench", "plots", "reproductions", "widgets")
+"""Packages on which no reading depends."""
 
 
 class Keys:
@@ -51,14 +53,14 @@ class Keys:
     def _part(self, name: str, part: object) -> str:
         """The digest of a part of the scenario, which many points share."""
         if (name, id(part)) not in self._made:
-            if isinstance(part, Pipeline | Stack) and has_own_operations(self._base.scenario, part):
+            if isinstance(part, Pipeline | Stack) and has_own_operations(part):
                 raise ScenarioError("operations of the user's own have no version.")
             made = _of_workload(part) if isinstance(part, Workload) else _digest(plain_part(name, part))
             self._made[name, id(part)] = part, made  # the part is kept, so that its id stays its own
         return self._made[name, id(part)][1]
 
 
-def has_own_operations(scenario: Scenario, pipeline: Pipeline | Stack) -> bool:
+def has_own_operations(pipeline: Pipeline | Stack) -> bool:
     """True if a pipeline has operations of the user's own."""
     given = pipeline if isinstance(pipeline, Stack) else pipeline[:]
     ops = {stage.op for each in given.ranges for stage in each.pipeline.stages}
@@ -67,11 +69,13 @@ def has_own_operations(scenario: Scenario, pipeline: Pipeline | Stack) -> bool:
 
 def reader_name(read: Reader) -> str | None:
     """The name of a reader of this package, with the arguments that were set; None for others."""
-    function = getattr(read, "func", read)
-    own = getattr(function, "__module__", "").startswith("workbench.")
-    if not own or "<" in function.__qualname__ or getattr(read, "args", ()):
+    function = read.func if isinstance(read, functools.partial) else read
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    if not name.startswith("workbench.") or "<" in name:
         return None
-    return f"{function.__module__}.{function.__qualname__}({getattr(read, 'keywords', {})!r})"
+    if isinstance(read, functools.partial):
+        return None if read.args else f"{name}({read.keywords!r})"
+    return f"{name}({{}})"
 
 
 @functools.cache
@@ -79,7 +83,8 @@ def code_version() -> str:
     """A digest of the package's own code and of the versions of what it computes with."""
     made = hashlib.sha256(json.dumps(versions(), sort_keys=True).encode())
     for path in sorted(_SOURCES.rglob("*.py")):
-        made.update(path.read_bytes())
+        if path.relative_to(_SOURCES).parts[0] not in _NOT_READ_BY:
+            made.update(path.read_bytes())
     return made.hexdigest()
 
 

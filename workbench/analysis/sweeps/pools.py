@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from typing import Any, Protocol
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.analysis.sweeps.reading import Rows
 from workbench.core.errors import SweepError
 from workbench.hardware.machine import usable_cores
 from workbench.simulate.loading import loader
 
-Chunk = Sequence[Any]
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 
 class Pool(Protocol):
@@ -72,6 +72,9 @@ class Embedded:
         self._pool.shutdown()
 
     def _started(self) -> ProcessPoolExecutor:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=begin)
         try:
@@ -133,6 +136,8 @@ def begin() -> None:
 
 def _end_with_parent() -> None:
     """End when the process that started this one has ended, also if it was killed."""
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -82,7 +82,8 @@ def _plain_axis(axis: Axis) -> dict[str, Any]:
 
 def _axis_from(plain: dict[str, Any]) -> Axis:
     values = tuple(part_from(plain["name"], each) if plain["name"] in _PARTS else each for each in plain["values"])
-    return replace(from_plain(Axis, {**plain, "values": []}), values=values, labels=tuple(plain["labels"]))
+    axis: Axis = from_plain(Axis, {**plain, "values": []})
+    return replace(axis, values=values)
 
 
 @dataclass(frozen=True)

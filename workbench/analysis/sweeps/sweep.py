@@ -15,7 +15,6 @@ from workbench.analysis.sweeps.grid import Grid, Place, make_grid
 from workbench.analysis.sweeps.keys import Keys
 from workbench.analysis.sweeps.reading import Base, Reader, Row, is_live
 from workbench.analysis.sweeps.running import Task, read_all
-from workbench.analysis.sweeps.store import Store
 from workbench.core.catalogue import cache_path
 from workbench.core.errors import ScenarioError, WorkbenchError
 from workbench.scenario import Scenario
@@ -111,6 +110,8 @@ class _Readings:
     """The rows of a sweep, those on disk and those that come, with their progress."""
 
     def __init__(self, base: Base, grid: Grid, path: Path, *, refresh: bool) -> None:
+        from workbench.analysis.sweeps.store import Store  # loads SQLite, which few who import the workbench need
+
         self.rows = dict[Place, Row]()
         self._store = Store(path)
         self._keys = self._make_keys(base, grid)
