@@ -11,13 +11,13 @@ from typing import Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
 from workbench.core.result import TokenLogprobs
-from workbench.engine.live import run
+from workbench.engine import Session, run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
 from workbench.models.generation import sampling_defaults
 from workbench.pipeline import cpu, gpu
 from workbench.scenario import Memory, Scenario
-from workbench.scheduler.base import Scheduler
+from workbench.scheduler.base import LimitedScheduler, Scheduler, most_running
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
 from workbench.serving import fits
@@ -30,8 +30,13 @@ from workbench.workload.tokenizer import load_tokenizer
 
 _PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
 _BLOCK = 16
+_SHORTEST = 2
 _HALVINGS = 8
 """How often the KV cache may be halved before the next place is tried; prompts then wait for one another."""
+TOGETHER = 64
+"""Most requests that a session runs at once, unless it is told."""
+_USUAL = 512
+"""Tokens of a request for which a session's cache has room, times those that run at once, unless it is told."""
 
 
 class Completion(str):
@@ -212,13 +217,76 @@ class LLM:
             If the model does not fit this computer.
         """
         tokens = sum(-(-int(held) // _BLOCK) * _BLOCK for held in workload.prompt_len + workload.output_len)
-        capacity = float(tokens * self.model.kv_bytes_per_token(self._memory.kv or self.model.dtype))
+        return self._fitting(workload, self._scheduler, self._halved(tokens))
+
+    def open(
+        self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None
+    ) -> Session:
+        """Load the model once, for requests that come one by one, as those of a server do.
+
+        Parameters
+        ----------
+        longest : int
+            Most tokens of a request, prompt and output together.
+        together : int
+            Most requests that run at once.
+        kv_capacity : str or float, optional
+            Size of the KV cache, as in `Memory`; by default it has room for so many requests of 512 tokens, and for
+            the longest, or for half as many where that does not fit, and so on.
+
+        Raises
+        ------
+        CapacityError
+            If the model does not fit this computer, or the cache not the longest request.
+        ScenarioError
+            If the model takes no request of that length.
+        EngineError
+            If a live run is under way in this process.
+
+        Examples
+        --------
+        >>> import queue
+        >>> llm = wb.LLM(wb.data_path("models/tiny-moe"))
+        >>> told = queue.SimpleQueue()
+        >>> with llm.open(longest=64) as session:
+        ...     _ = session.ask(wb.Request(llm.tokenizer.encode("sort:plmku="), 5), told.put)
+        ...     llm.tokenizer.decode([told.get().token for _ in range(5)])
+        'klmpu'
+        """
+        return Session(self.planned(longest, together=together, kv_capacity=kv_capacity), Sequential())
+
+    def planned(
+        self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None
+    ) -> Scenario:
+        """The scenario of a session, see `open`; its workload is that for which memory is planned.
+
+        Raises
+        ------
+        CapacityError, ScenarioError
+            As `open` does.
+        """
+        if longest < _SHORTEST:
+            raise WorkloadError(f"a request is a prompt and a token, so longest is at least 2, not {longest}.")
+        workload = Workload.of([Request((0,) * (longest - 1), 1)] * together, name="the longest request of a session")
+        scheduler = self._scheduler
+        if isinstance(scheduler, LimitedScheduler):
+            scheduler = replace(scheduler, max_running=int(min(together, most_running(scheduler))))
+        usual = self._halved(max(longest, together * min(longest, _USUAL)))
+        return self._fitting(workload, scheduler, usual if kv_capacity is None else (kv_capacity,))
+
+    def _halved(self, tokens: int) -> Sequence[str | float]:
+        """Sizes of a cache for so many tokens, for half as many, and so on."""
+        whole = float(tokens * self.model.kv_bytes_per_token(self._memory.kv or self.model.dtype))
+        return [whole / 2**halvings for halvings in range(_HALVINGS)]
+
+    def _fitting(self, workload: Workload, scheduler: Scheduler, sizes: Sequence[str | float]) -> Scenario:
+        """The first scenario that fits this computer, of the places of the model and these sizes of the cache."""
         machine = Machine.local()
         refused = ""
-        for place, halvings in product(_PLACES, range(_HALVINGS)):
-            memory = replace(self._memory, kv_capacity=capacity / 2**halvings)
+        for place, size in product(_PLACES, sizes):
+            memory = replace(self._memory, kv_capacity=size)
             try:
-                made = Scenario(place, self.model, machine, memory, workload, self._scheduler)
+                made = Scenario(place, self.model, machine, memory, workload, scheduler)
                 found = fits(made, Sequential())
             except CapacityError as error:  # the cache is too small for the longest request
                 refused = refused or str(error)
