@@ -99,6 +99,7 @@ class Session:
         self._prepared = prepared
         self._longest = int((scenario.workload.prompt_len + scenario.workload.output_len).max())
         self._desk = _Desk(prepared)
+        self._loaded = threading.Event()
         self._occupation: Occupation = occupy(f"a session with {scenario.model.name!r}")
         self._thread = threading.Thread(target=self._work, name="session", daemon=True)
         try:
@@ -126,6 +127,18 @@ class Session:
     def failure(self) -> BaseException | None:
         """The error that ended the session; None while it is open, or was closed."""
         return self._desk.failure
+
+    def wait(self) -> None:
+        """Wait until the model is loaded; requests may be asked before.
+
+        Raises
+        ------
+        BaseException
+            The error that ended the session meanwhile.
+        """
+        self._loaded.wait()
+        if self.failure is not None:
+            raise self.failure
 
     def ask(self, request: Request, tell: Tell) -> Ticket:
         """Let a request be served behind those that wait.
@@ -183,12 +196,14 @@ class Session:
         finally:
             self._occupation.end()
             self._desk.end(failure)
+            self._loaded.set()
 
     def _serve(self) -> None:
         control = self._occupation.control
         engine = Engine(self._prepared, control, self._desk, self._desk)
         try:
             self._desk.engine = engine
+            self._loaded.set()
             while True:
                 self._desk.await_somebody(control.check)
                 self._round(engine)

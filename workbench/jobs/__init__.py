@@ -1,4 +1,4 @@
-"""Texts from a checkpoint (`LLM`): of prompts, of conversations, of a file of requests that is finished whatever happens.
+"""Texts from a checkpoint (`LLM`): of prompts, of conversations, of a file of requests.
 
 A job is read from a file in OpenAI's batch format, and each answer is kept as soon as it is there.
 """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
 from workbench.core.result import TokenLogprobs
@@ -27,6 +27,9 @@ from workbench.workload.chat import ChatTemplate, Message, load_chat_template
 from workbench.workload.request import SamplingOptions
 from workbench.workload.stop_strings import before
 from workbench.workload.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from workbench.jobs.generate import Finished
 
 _PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
 _BLOCK = 16
@@ -157,7 +160,7 @@ class LLM:
             return []
         given: dict[str, Any] = {**self.defaults, **sampling}
         how = Sampling(**given)
-        how = replace(how, stop_token_ids=(*how.stop_token_ids, *(() if ignore_eos else self._eos())))
+        how = replace(how, stop_token_ids=(*how.stop_token_ids, *(() if ignore_eos else self.eos)))
         requests = list[Request]()
         for number, prompt in enumerate(prompts):
             tokens = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else tuple(prompt)
@@ -194,13 +197,68 @@ class LLM:
         """
         one = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        texts = [self._chat_template.render(each) for each in conversations]
+        texts = [self.chat_template.render(each) for each in conversations]
         prompts = [self.tokenizer.encode(text) for text in texts]
         return self.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
 
+    def generate_file(
+        self,
+        requests: str | Path,
+        *,
+        out: str | Path,
+        max_tokens: int | None = None,
+        together: int = TOGETHER,
+        kv_capacity: str | float | None = None,
+    ) -> Finished:
+        """Finish a file of requests, whatever happens meanwhile.
+
+        Each line of the file is a request in OpenAI's batch format: ``custom_id`` and a ``body`` with ``messages``, or
+        with a ``prompt``. An answer is kept as soon as it is there. A job that was interrupted or killed goes on if it
+        is begun again: nothing is lost, nothing is answered twice, and with weights and KV cache in fp32 the texts are
+        the same. Malformed requests, and those that are too long or with which the engine fails, are set aside.
+
+        Parameters
+        ----------
+        requests : str or Path
+            File of the requests.
+        out : str or Path
+            File of the answers, in OpenAI's format. Beside it stand the requests that were set aside, in
+            ``.errors.jsonl``, and while the job goes on ``.begun``.
+        max_tokens : int, optional
+            Most tokens of an answer where the request says nothing; by default 256.
+        together : int
+            Most requests that run at once.
+        kv_capacity : str or float, optional
+            See `open`.
+
+        Raises
+        ------
+        WorkloadError
+            If there is no such file, another job writes to `out`, or `out` holds something else.
+        CapacityError
+            If the model does not fit this computer.
+        """
+        from workbench.jobs.bodies import MAX_TOKENS, BodyReader
+        from workbench.jobs.generate import Room, finish
+
+        bodies = BodyReader(self, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
+        return finish(self, Path(requests), Path(out), bodies, Room(together, kv_capacity))
+
     @cached_property
-    def _chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none.
+        """
         return load_chat_template(self.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of the model and of its number formats: texts of the same one may stand together."""
+        return f"{self.model.name}-{self._memory.weights or self.model.dtype}-{self._memory.kv or self.model.dtype}"
 
     def _completion(self, how: Sampling, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> Completion:
         ended = bool(tokens) and tokens[-1] in how.stop_token_ids
@@ -219,9 +277,7 @@ class LLM:
         tokens = sum(-(-int(held) // _BLOCK) * _BLOCK for held in workload.prompt_len + workload.output_len)
         return self._fitting(workload, self._scheduler, self._halved(tokens))
 
-    def open(
-        self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None
-    ) -> Session:
+    def open(self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None) -> Session:
         """Load the model once, for requests that come one by one, as those of a server do.
 
         Parameters
@@ -255,9 +311,7 @@ class LLM:
         """
         return Session(self.planned(longest, together=together, kv_capacity=kv_capacity), Sequential())
 
-    def planned(
-        self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None
-    ) -> Scenario:
+    def planned(self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None) -> Scenario:
         """The scenario of a session, see `open`; its workload is that for which memory is planned.
 
         Raises
@@ -296,7 +350,8 @@ class LLM:
             refused = refused or found.verdict
         raise CapacityError(refused)
 
-    def _eos(self) -> tuple[int, ...]:
+    @cached_property
+    def eos(self) -> tuple[int, ...]:
         """End-of-sequence tokens of the checkpoint; none if it names none."""
         try:
             return eos_token_ids(self.model)
