@@ -1,24 +1,26 @@
-"""Requests of a job on a loaded model: answers are committed as they come, and a failure costs only who causes it."""
+"""Requests of a job on a loaded model: answers are handed on as they come, and a failure costs only who causes it."""
 
 from __future__ import annotations
 
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
 
 from workbench.core.errors import EngineError
 from workbench.core.records import reason
 from workbench.core.result import TokenLogprobs
 from workbench.engine import End, Session, Told
-from workbench.jobs.answers import Answers, Journal
 from workbench.jobs.completions import AnswerWriter
-from workbench.jobs.progress import Bar
 from workbench.jobs.requests import Fault, Line
 
+Answer = tuple[str, dict[str, Any]]
+"""The id of a request, and the body of its answer."""
 _LOOK = 0.5
-"""Seconds between two drawings of the progress."""
+"""Seconds between two looks at those under way, while no request ends."""
 _IN_A_ROW = 3
 """Requests after one another with which, each alone, the engine fails until it is the engine that is at fault."""
 
@@ -28,6 +30,7 @@ class UnderWay:
     """A request that is served, and its tokens so far."""
 
     line: Line
+    alone: bool
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -36,48 +39,64 @@ class _FailedError(Exception):
     """The engine failed; the cause says why."""
 
 
+class Watcher:
+    """Whoever is told of a job's requests; this one does nothing."""
+
+    def loaded(self) -> None:
+        """The model is loaded."""
+
+    def begun(self, each: UnderWay) -> None:
+        """A request is about to be served."""
+
+    def ended(self, each: UnderWay) -> None:
+        """The answer to a request was handed on."""
+
+    def look(self, under_way: set[UnderWay]) -> None:
+        """Time passes."""
+
+
 class Answering:
-    """Serves requests and commits their answers.
+    """Serves requests and hands their answers on. It is a context manager, whose end lets the model go.
 
     Parameters
     ----------
     load : callable
-        Loads the model.
+        Loads the model: for the first request, and again after it failed.
     writer : AnswerWriter
-    answers : Answers
-    journal : Journal
-    bar : Bar
+    commit : callable
+        Takes answers as they come.
+    watcher : Watcher
     """
 
     def __init__(
-        self, load: Callable[[], Session], writer: AnswerWriter, answers: Answers, journal: Journal, bar: Bar
+        self,
+        load: Callable[[], Session],
+        writer: AnswerWriter,
+        commit: Callable[[Sequence[Answer]], object],
+        watcher: Watcher,
     ) -> None:
         self._load = load
         self._writer = writer
-        self._answers = answers
-        self._journal = journal
-        self._bar = bar
+        self._commit = commit
+        self._watcher = watcher
+        self._session: Session | None = None
         self._told: queue.SimpleQueue[tuple[UnderWay, End | BaseException]] = queue.SimpleQueue()
         self._under_way = set[UnderWay]()
+        self._failed = 0  # requests after one another with which the engine failed
 
     def together(self, lines: Iterator[Line], most: int) -> list[Line]:
         """Answer requests, so many at once; those under way when the engine failed, of which one may be the cause."""
         suspects = list[Line]()
         left = True
         while left:
-            with self._load() as session:
-                session.wait()
-                self._bar.begin()
-                try:
-                    self._answer(session, lines, most, alone=False)
-                    left = False
-                except _FailedError as error:
-                    if not self._under_way:
-                        raise error.__cause__ or error from None
-                    suspects += self._forget()
+            try:
+                self._answer(lines, most, alone=False)
+                left = False
+            except _FailedError as error:
+                suspects += self._fail(error)
         return suspects
 
-    def alone(self, lines: list[Line]) -> Iterator[Fault]:
+    def alone(self, lines: Sequence[Line]) -> Iterator[Fault]:
         """Answer requests one after the other; the faults of those with which the engine fails.
 
         Raises
@@ -85,90 +104,100 @@ class Answering:
         BaseException
             The engine's own error, if it fails with several in a row.
         """
-        waiting = iter(lines)
-        failed = 0
-        left = bool(lines)
-        while left:
-            before = len(self._answers.ids)
-            with self._load() as session:
-                session.wait()
-                self._bar.begin()
-                try:
-                    self._answer(session, waiting, 1, alone=True)
-                    left = False
-                except _FailedError as error:
-                    cause = error.__cause__ or error
-                    failed = 1 if len(self._answers.ids) > before else failed + 1
-                    if failed == _IN_A_ROW:
-                        raise cause from None
-                    yield from (_poison(line, cause) for line in self._forget())
-
-    def _forget(self) -> list[Line]:
-        """Forget the requests under way, and what is still told of them."""
-        self._told = queue.SimpleQueue()
-        lines = [each.line for each in self._under_way]
-        self._under_way.clear()
-        return sorted(lines, key=lambda line: line.number)
-
-    def _answer(self, session: Session, lines: Iterator[Line], most: int, *, alone: bool) -> None:
         for line in lines:
-            self._ask(session, line, alone=alone)
+            try:
+                self._answer(iter([line]), 1, alone=True)
+                self._failed = 0
+            except _FailedError as error:
+                self._failed += 1
+                self._fail(error)
+                if self._failed == _IN_A_ROW:
+                    raise error.__cause__ or error from None
+                yield _poison(line, error.__cause__ or error)
+
+    def _fail(self, error: _FailedError) -> list[Line]:
+        """Let the model go; the requests that were under way."""
+        lines = sorted((each.line for each in self._under_way), key=lambda line: line.number)
+        self._told = queue.SimpleQueue()  # nothing more is heard of them
+        self._under_way.clear()
+        self.close()
+        if not lines:  # it cannot even be loaded
+            raise error.__cause__ or error from None
+        return lines
+
+    def _answer(self, lines: Iterator[Line], most: int, *, alone: bool) -> None:
+        for line in lines:
+            self._ask(UnderWay(line, alone))
             while len(self._under_way) >= most:
                 self._collect()
         while self._under_way:
             self._collect()
 
-    def _ask(self, session: Session, line: Line, *, alone: bool) -> None:
-        asked = UnderWay(line)
+    def _ask(self, each: UnderWay) -> None:
         told = self._told
-        wanted = line.asked.request.sampling.logprobs is not None
+        wanted = each.line.asked.request.sampling.logprobs is not None
 
-        def tell(each: Told | BaseException) -> None:
-            if isinstance(each, BaseException):
-                told.put((asked, each))
+        def tell(news: Told | BaseException) -> None:
+            if isinstance(news, BaseException):
+                told.put((each, news))
                 return
-            asked.tokens.append(each.token)
-            if wanted and each.logprobs is not None:
-                asked.logprobs.append(each.logprobs)
-            if each.end is not None:
-                told.put((asked, each.end))
+            each.tokens.append(news.token)
+            if wanted and news.logprobs is not None:
+                each.logprobs.append(news.logprobs)
+            if news.end is not None:
+                told.put((each, news.end))
 
-        self._journal.begin(line.custom_id, alone=alone)
-        self._under_way.add(asked)
+        session = self._opened()
+        self._watcher.begun(each)
+        self._under_way.add(each)
         try:
-            session.ask(line.asked.request, tell)
+            session.ask(each.line.asked.request, tell)
         except EngineError as error:
             raise _FailedError from (session.failure or error)
 
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = self._load()
+            self._session.wait()
+            self._watcher.loaded()
+        return self._session
+
     def _collect(self) -> None:
-        """Commit the answers that are there, after waiting for one."""
-        while True:
-            self._bar.draw(sum(len(each.tokens) for each in self._under_way), map(_share, self._under_way))
-            try:
-                found = [self._told.get(timeout=_LOOK)]
-                break
-            except queue.Empty:
-                continue
+        """Hand on the answers that are there, after waiting for one."""
+        self._watcher.look(self._under_way)
+        try:
+            found = [self._told.get(timeout=_LOOK)]
+        except queue.Empty:
+            return
         while not self._told.empty():
             found.append(self._told.get())
-        failures = [end for _, end in found if isinstance(end, BaseException)]
         ended = [(each, end) for each, end in found if isinstance(end, End)]
-        self._answers.commit((each.line.custom_id, self._body(each, end)) for each, end in ended)
+        self._commit([(each.line.custom_id, self._body(each, end)) for each, end in ended])
         for each, _ in ended:
             self._under_way.remove(each)
-            self._bar.done(len(each.tokens), each.line.tokens)
-        if failures:
-            raise _FailedError from failures[0]
+            self._watcher.ended(each)
+        for _, failure in found:
+            if isinstance(failure, BaseException):
+                raise _FailedError from failure
 
-    def _body(self, each: UnderWay, end: End) -> dict[str, object]:
+    def _body(self, each: UnderWay, end: End) -> dict[str, Any]:
         line = each.line
         identity = hashlib.sha256(line.custom_id.encode("utf-8")).hexdigest()[:24]
         return self._writer.answer(line.asked, identity, int(time.time()), each.tokens, each.logprobs, end)
 
+    def close(self) -> None:
+        """Let the model go."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
-def _share(each: UnderWay) -> int:
-    """Tokens of a prompt and its answer so far."""
-    return len(each.line.asked.request.prompt) + len(each.tokens) if each.tokens else 0
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _poison(line: Line, error: BaseException) -> Fault:

@@ -20,7 +20,7 @@ from workbench.jobs.answers import Answers, Faults, Journal, errors_path
 from workbench.jobs.bodies import BodyReader
 from workbench.jobs.completions import AnswerWriter
 from workbench.jobs.llm import LLM
-from workbench.jobs.progress import Bar, simulated
+from workbench.jobs.progress import Progress, simulated
 from workbench.jobs.requests import Fault, Line, LineReader, raw_lines
 from workbench.scenario import Scenario
 from workbench.schedules import Sequential
@@ -144,20 +144,20 @@ class _Job:
         before = len(self._answers.ids)
         planned = sum(self._prompts) + sum(self._outputs)
         begun = Journal(journal)
-        bar = Bar(estimate, before + len(self._prompts), before, planned)
+        progress = Progress(estimate, before + len(self._prompts), before, planned, begun)
+        load = partial(Session, scenario, Sequential())
         finished = False
         try:
-            load = partial(Session, scenario, Sequential())
-            work = Answering(load, AnswerWriter(self._llm), self._answers, begun, bar)
-            suspects = list[Line]()
-            suspects += work.together(self._fitting(longest, begun, suspects, bar), 2 * room.together)
-            for fault in work.alone(suspects):
-                self._set_aside(fault, bar)
+            with Answering(load, AnswerWriter(self._llm), self._answers.commit, progress) as work:
+                suspects = list[Line]()
+                suspects += work.together(self._fitting(longest, begun, suspects, progress), 2 * room.together)
+                for fault in work.alone(suspects):
+                    self._set_aside(fault, progress)
             finished = True
         finally:
-            bar.close()
+            progress.close()
             begun.close(finished=finished)
-        return bar.tokens
+        return progress.tokens
 
     def _longest(self, room: Room) -> int:
         """Most tokens of a request for which a session fits this computer, or of the longest request.
@@ -173,21 +173,21 @@ class _Job:
         fitting = bisect(lengths, False, key=lambda longest: room.refuses(self._llm, longest))
         return lengths[max(fitting, 1) - 1]
 
-    def _fitting(self, longest: int, begun: Journal, suspects: list[Line], bar: Bar) -> Iterator[Line]:
+    def _fitting(self, longest: int, begun: Journal, suspects: list[Line], progress: Progress) -> Iterator[Line]:
         """Requests to be served together; those that are too long are set aside, and suspects are put off."""
         for line in self._lines(tell=False):
             if line.tokens > longest:
-                self._set_aside(too_long(line, longest), bar)
+                self._set_aside(too_long(line, longest), progress)
             elif begun.alone[line.custom_id] >= DEATHS:
-                self._set_aside(_deadly(line), bar)
+                self._set_aside(_deadly(line), progress)
             elif begun.begun[line.custom_id] >= DEATHS:
                 suspects.append(line)
             else:
                 yield line
 
-    def _set_aside(self, fault: Fault, bar: Bar) -> None:
+    def _set_aside(self, fault: Fault, progress: Progress) -> None:
         self.faults.add(fault)
-        bar.set_aside()
+        progress.set_aside()
 
 
 def too_long(line: Line, most: int) -> Fault:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tqdm.auto import tqdm
 
 from workbench.core.units import format_seconds
+from workbench.jobs.answering import UnderWay, Watcher
+from workbench.jobs.answers import Journal
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.simulate import simulate
@@ -17,6 +19,7 @@ from workbench.workload import Workload
 _SAMPLE = 256
 """Most requests that are simulated; the time of more is in proportion to their tokens."""
 _FORM = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+_TICK = 1e-3
 _TRUST = 0.02
 """Share of a job that has to be done until measurement and simulation count alike."""
 
@@ -75,8 +78,8 @@ def simulated(scenario: Scenario, schedule: Schedule, prompts: Sequence[int], ou
     return Estimate(simulate(scenario.on(workload=some), schedule).seconds / share)
 
 
-class Bar:
-    """The bar of a job: requests, tokens per second, and the time that is left.
+class Progress(Watcher):
+    """The bar of a job (requests, tokens per second, and the time that is left), and its journal.
 
     Parameters
     ----------
@@ -85,35 +88,46 @@ class Bar:
         Requests in all, and those that were answered before.
     planned : int
         Tokens of all other prompts and, at most, of their answers.
+    journal : Journal
     """
 
-    def __init__(self, estimate: Estimate, requests: int, before: int, planned: int) -> None:
+    def __init__(self, estimate: Estimate, requests: int, before: int, planned: int, journal: Journal) -> None:
         self._estimate = estimate
         self._planned = planned
-        self._ended = 0
+        self._journal = journal
+        self._done = 0
         self._began: float | None = None
         self.tokens = 0
         self._bar = tqdm(total=requests, initial=before, desc="generate", bar_format=_FORM, postfix=str(estimate))
 
-    def begin(self) -> None:
-        """The model is loaded: its time counts from here on."""
+    def loaded(self) -> None:
+        """Count the time from here on; the model may be loaded again."""
         self._began = self._began or time.monotonic()
 
-    def done(self, tokens: int, planned: int) -> None:
-        """A request has ended, with so many tokens of those that were planned."""
-        self.tokens += tokens
-        self._ended += planned
+    def begun(self, each: UnderWay) -> None:
+        """Write the request down in the journal."""
+        self._journal.begin(each.line.custom_id, alone=each.alone)
+
+    def ended(self, each: UnderWay) -> None:
+        """Count the request and its tokens."""
+        self.tokens += len(each.tokens)
+        self._done += each.line.tokens
         self._bar.update()
 
     def set_aside(self) -> None:
         """A request is not served."""
         self._bar.total -= 1
 
-    def draw(self, tokens: int, shares: Iterable[int]) -> None:
-        """Draw the bar; requests under way have so many tokens, and such shares of what was planned are done."""
+    def look(self, under_way: set[UnderWay]) -> None:
+        """Draw the bar; what requests under way have of their tokens counts."""
         elapsed = 0.0 if self._began is None else time.monotonic() - self._began
-        estimate = self._estimate.at((self._ended + sum(shares)) / max(1, self._planned), elapsed)
-        rate = (self.tokens + tokens) / max(elapsed, 1e-9)
+        generated = 0
+        done = self._done
+        for each in under_way:
+            generated += len(each.tokens)
+            done += len(each.line.asked.request.prompt) + len(each.tokens) if each.tokens else 0
+        estimate = self._estimate.at(done / self._planned, elapsed)
+        rate = (self.tokens + generated) / max(elapsed, _TICK)
         self._bar.set_postfix_str(f"{rate:.3g} tok/s, {estimate}", refresh=False)
 
     def close(self) -> None:
