@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -14,11 +14,17 @@ from workbench.core.errors import EngineError
 from workbench.core.records import reason
 from workbench.core.result import TokenLogprobs
 from workbench.engine import End, Session, Told
+from workbench.jobs.answers import Journal
 from workbench.jobs.completions import AnswerWriter
 from workbench.jobs.requests import Fault, Line
 
 Answer = tuple[str, dict[str, Any]]
 """The id of a request, and the body of its answer."""
+DEATHS = 3
+"""Deaths of a process while a request was under way until it is served alone, and alone until it is set aside.
+
+Kills at random moments do not meet one request so often, least of all alone.
+"""
 _LOOK = 0.5
 """Seconds between two looks at those under way, while no request ends."""
 _IN_A_ROW = 3
@@ -45,9 +51,6 @@ class Watcher:
     def loaded(self) -> None:
         """The model is loaded."""
 
-    def begun(self, each: UnderWay) -> None:
-        """A request is about to be served."""
-
     def ended(self, each: UnderWay) -> None:
         """The answer to a request was handed on."""
 
@@ -65,6 +68,8 @@ class Answering:
     writer : AnswerWriter
     commit : callable
         Takes answers as they come.
+    journal : Journal
+        Knows the requests during which a process died; those that may be the cause are served alone, at the end.
     watcher : Watcher
     """
 
@@ -73,38 +78,50 @@ class Answering:
         load: Callable[[], Session],
         writer: AnswerWriter,
         commit: Callable[[Sequence[Answer]], object],
+        journal: Journal,
         watcher: Watcher,
     ) -> None:
         self._load = load
         self._writer = writer
         self._commit = commit
+        self._journal = journal
         self._watcher = watcher
         self._session: Session | None = None
         self._told: queue.SimpleQueue[tuple[UnderWay, End | BaseException]] = queue.SimpleQueue()
         self._under_way = set[UnderWay]()
         self._failed = 0  # requests after one another with which the engine failed
 
-    def together(self, lines: Iterator[Line], most: int) -> list[Line]:
-        """Answer requests, so many at once; those under way when the engine failed, of which one may be the cause."""
-        suspects = list[Line]()
-        left = True
-        while left:
-            try:
-                self._answer(lines, most, alone=False)
-                left = False
-            except _FailedError as error:
-                suspects += self._fail(error)
-        return suspects
-
-    def alone(self, lines: Sequence[Line]) -> Iterator[Fault]:
-        """Answer requests one after the other; the faults of those with which the engine fails.
+    def answer(self, lines: Iterable[Line], most: int) -> Iterator[Fault]:
+        """Answer requests, so many at once; the faults of those with which the engine fails, or dies.
 
         Raises
         ------
         BaseException
-            The engine's own error, if it fails with several in a row.
+            The engine's own error, if it fails with several in a row, each alone.
         """
+        suspects = list[Line]()
+        harmless = (line for line in lines if self._is_harmless(line, suspects))
+        left = True
+        while left:
+            try:
+                self._answer(harmless, most, alone=False)
+                left = False
+            except _FailedError as error:
+                suspects += self._fail(error)
+        yield from self._alone(suspects)
+
+    def _is_harmless(self, line: Line, suspects: list[Line]) -> bool:
+        """True unless a request was under way at so many deaths that it is one of the suspects."""
+        if self._journal.begun[line.custom_id] < DEATHS:
+            return True
+        suspects.append(line)
+        return False
+
+    def _alone(self, lines: Sequence[Line]) -> Iterator[Fault]:
         for line in lines:
+            if self._journal.alone[line.custom_id] >= DEATHS:
+                yield _deadly(line)
+                continue
             try:
                 self._answer(iter([line]), 1, alone=True)
                 self._failed = 0
@@ -148,7 +165,7 @@ class Answering:
                 told.put((each, news.end))
 
         session = self._opened()
-        self._watcher.begun(each)
+        self._journal.begin(each.line.custom_id, alone=each.alone)
         self._under_way.add(each)
         try:
             session.ask(each.line.asked.request, tell)
@@ -198,6 +215,11 @@ class Answering:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _deadly(line: Line) -> Fault:
+    message = f"{DEATHS} processes died while they served this request alone; change the request."
+    return Fault(line.number, line.custom_id, "engine_died", message)
 
 
 def _poison(line: Line, error: BaseException) -> Fault:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from reprlib import repr as short
 from types import TracebackType
@@ -192,24 +192,24 @@ class Journal:
     Parameters
     ----------
     path : Path
+    others : sequence of Path
+        Further journals to read: those of engines that serve requests of the same job.
+
+    Attributes
+    ----------
+    begun, alone : Counter of str
+        Times that each request was begun, beside others and alone, before this start.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self._path = path
         self.begun = Counter[str]()
         self.alone = Counter[str]()
-        for entry in self._entries():
-            (self.alone if entry.get("alone") else self.begun)[str(entry.get("id"))] += 1
+        for file in {path, *others}:
+            for entry in _entries(file):
+                (self.alone if entry.get("alone") else self.begun)[str(entry.get("id"))] += 1
         self._file = path.open("ab", buffering=0)
         self._file.write(b"\n")  # ends a line that was half written
-
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        for line in lines:
-            try:
-                yield parse_object(line)
-            except WorkloadError:  # empty, or half written
-                continue
 
     def begin(self, custom_id: str, *, alone: bool) -> None:
         """Write down that a request is begun."""
@@ -220,3 +220,12 @@ class Journal:
         self._file.close()
         if finished:
             self._path.unlink(missing_ok=True)
+
+
+def _entries(journal: Path) -> Iterator[dict[str, Any]]:
+    lines = journal.read_bytes().splitlines() if journal.exists() else []
+    for line in lines:
+        try:
+            yield parse_object(line)
+        except WorkloadError:  # empty, or half written
+            continue

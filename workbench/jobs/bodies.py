@@ -11,11 +11,8 @@ from typing import Any
 
 from workbench.core.errors import CheckpointError, RequestError, WorkloadError
 from workbench.core.units import is_number, is_whole
-from workbench.jobs.llm import LLM
+from workbench.jobs.llm import LLM, MAX_TOKENS
 from workbench.workload import Request, Sampling
-
-MAX_TOKENS = 256
-"""Most tokens of an answer, unless the request or the user says."""
 
 
 class Kind(enum.Enum):

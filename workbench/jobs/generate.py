@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from workbench.core.errors import CapacityError, ScenarioError
 from workbench.engine import Session
 from workbench.jobs.answering import Answering
 from workbench.jobs.answers import Answers, Faults, Journal, errors_path
@@ -22,14 +20,8 @@ from workbench.jobs.completions import AnswerWriter
 from workbench.jobs.llm import LLM
 from workbench.jobs.progress import Progress, simulated
 from workbench.jobs.requests import Fault, Line, LineReader, raw_lines
-from workbench.scenario import Scenario
+from workbench.jobs.room import Room
 from workbench.schedules import Sequential
-
-DEATHS = 3
-"""Starts of a job that died while a request was under way until it is served alone, and alone until it is set aside.
-
-Kills at random moments do not meet one request so often, least of all alone.
-"""
 
 
 @dataclass(frozen=True)
@@ -62,34 +54,19 @@ class Finished:
         return f"{self.answered} requests are answered in {self.out}{before}{aside}"
 
 
-@dataclass(frozen=True)
-class Room:
-    """Room for the requests of a job; see `LLM.open`."""
-
-    together: int
-    kv_capacity: str | float | None
-
-    def planned(self, llm: LLM, longest: int) -> Scenario:
-        """The scenario of a session for requests of this length."""
-        return llm.planned(longest, together=self.together, kv_capacity=self.kv_capacity)
-
-    def refuses(self, llm: LLM, longest: int) -> bool:
-        """True if no session for such requests fits this computer."""
-        try:
-            self.planned(llm, longest)
-        except (CapacityError, ScenarioError):
-            return True
-        return False
-
-
-def finish(llm: LLM, requests: Path, out: Path, bodies: BodyReader, room: Room) -> Finished:
+def finish(llm: LLM, requests: Path, out: Path, *, max_tokens: int, room: Room, engines: int | None) -> Finished:
     """See `LLM.generate_file`."""
     began = time.monotonic()
     with Answers(out, llm.fingerprint) as answers:
         before = len(answers.ids)
-        job = _Job(llm, requests, answers, Faults(errors_path(out)), bodies)
+        job = _Job(llm, requests, answers, Faults(errors_path(out)), BodyReader(llm, max_tokens=max_tokens))
+        tokens = 0
         try:
-            tokens = job.serve(room, out.with_suffix(".begun")) if job.scan() else 0
+            left = job.scan()
+            if left and engines is None:
+                tokens = job.serve(room, out.with_suffix(".begun"))
+            elif left and engines is not None:
+                tokens = job.serve_by_ray(room, engines, max_tokens, out.with_suffix(".parts").absolute())
         except KeyboardInterrupt:
             print(f"{len(answers.ids)} requests are answered; the same job, begun again, goes on.", file=sys.stderr)
             raise
@@ -137,57 +114,48 @@ class _Job:
                 yield found
 
     def serve(self, room: Room, journal: Path) -> int:
-        """Serve the requests that are left, those that may be the cause of a death alone and last; tokens generated."""
-        longest = self._longest(room)
+        """Serve the requests that are left in this process; tokens generated."""
+        longest = room.longest(self._llm, self._prompts, self._outputs)
         scenario = room.planned(self._llm, longest)
         estimate = simulated(scenario, Sequential(), self._prompts, self._outputs)
         before = len(self._answers.ids)
-        planned = sum(self._prompts) + sum(self._outputs)
+        progress = Progress(estimate, before + len(self._prompts), before, sum(self._prompts) + sum(self._outputs))
         begun = Journal(journal)
-        progress = Progress(estimate, before + len(self._prompts), before, planned, begun)
         load = partial(Session, scenario, Sequential())
         finished = False
         try:
-            with Answering(load, AnswerWriter(self._llm), self._answers.commit, progress) as work:
-                suspects = list[Line]()
-                suspects += work.together(self._fitting(longest, begun, suspects, progress), 2 * room.together)
-                for fault in work.alone(suspects):
-                    self._set_aside(fault, progress)
+            with Answering(load, AnswerWriter(self._llm), self._answers.commit, begun, progress) as work:
+                for fault in work.answer(self._fitting(longest, progress.set_aside), 2 * room.together):
+                    self.faults.add(fault)
+                    progress.set_aside()
             finished = True
         finally:
             progress.close()
             begun.close(finished=finished)
         return progress.tokens
 
-    def _longest(self, room: Room) -> int:
-        """Most tokens of a request for which a session fits this computer, or of the longest request.
+    def serve_by_ray(self, room: Room, engines: int, max_tokens: int, folder: Path) -> int:
+        """Serve the requests that are left on so many engines; tokens generated."""
+        from workbench.jobs.many import Cluster
 
-        Raises
-        ------
-        CapacityError
-            If not even the shortest fits.
-        """
-        lengths = sorted(set(map(int.__add__, self._prompts, self._outputs)))
-        if not room.refuses(self._llm, lengths[-1]):
-            return lengths[-1]
-        fitting = bisect(lengths, False, key=lambda longest: room.refuses(self._llm, longest))
-        return lengths[max(fitting, 1) - 1]
+        longest = room.longest(self._llm, self._prompts, self._outputs)
+        cluster = Cluster(self._llm, room, longest, max_tokens, engines)
+        for fault in cluster.answer(self._fitting(longest, _nothing), self._answers, folder):
+            self.faults.add(fault)
+        return cluster.tokens
 
-    def _fitting(self, longest: int, begun: Journal, suspects: list[Line], progress: Progress) -> Iterator[Line]:
-        """Requests to be served together; those that are too long are set aside, and suspects are put off."""
+    def _fitting(self, longest: int, told: Callable[[], object]) -> Iterator[Line]:
+        """Requests that fit; the others are set aside, and each of these is told."""
         for line in self._lines(tell=False):
             if line.tokens > longest:
-                self._set_aside(too_long(line, longest), progress)
-            elif begun.alone[line.custom_id] >= DEATHS:
-                self._set_aside(_deadly(line), progress)
-            elif begun.begun[line.custom_id] >= DEATHS:
-                suspects.append(line)
+                self.faults.add(too_long(line, longest))
+                told()
             else:
                 yield line
 
-    def _set_aside(self, fault: Fault, progress: Progress) -> None:
-        self.faults.add(fault)
-        progress.set_aside()
+
+def _nothing() -> None:
+    """Nobody has to be told."""
 
 
 def too_long(line: Line, most: int) -> Fault:
@@ -199,13 +167,4 @@ def too_long(line: Line, most: int) -> Fault:
         "context_length_exceeded",
         f"a prompt of {len(request.prompt)} tokens and an answer of {request.output_len} are too long, there is room "
         f"for {most} in all; shorten the prompt, or give a smaller max_tokens.",
-    )
-
-
-def _deadly(line: Line) -> Fault:
-    return Fault(
-        line.number,
-        line.custom_id,
-        "engine_died",
-        f"{DEATHS} starts of the job died while they served this request alone; change the request.",
     )

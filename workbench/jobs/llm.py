@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -36,6 +36,8 @@ _BLOCK = 16
 _SHORTEST = 2
 _HALVINGS = 8
 """How often the KV cache may be halved before the next place is tried; prompts then wait for one another."""
+MAX_TOKENS = 256
+"""Most tokens of an answer to a request in the form of OpenAI's API, unless the request or the user says."""
 TOGETHER = 64
 """Most requests that a session runs at once, unless it is told."""
 _USUAL = 512
@@ -122,6 +124,11 @@ class LLM:
         self._memory = Memory(1.0, _BLOCK, weights or (self.model.dtype if quantised else None), kv)
         self._scheduler = scheduler or ResourceAware()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it was made: on another computer the checkpoint is read there."""
+        given: dict[str, Any] = {"weights": self._memory.weights, "kv": self._memory.kv, "scheduler": self._scheduler}
+        return partial(LLM, self.model, **given), ()
+
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
@@ -206,9 +213,10 @@ class LLM:
         requests: str | Path,
         *,
         out: str | Path,
-        max_tokens: int | None = None,
+        max_tokens: int = MAX_TOKENS,
         together: int = TOGETHER,
         kv_capacity: str | float | None = None,
+        engines: int | None = None,
     ) -> Finished:
         """Finish a file of requests, whatever happens meanwhile.
 
@@ -224,12 +232,16 @@ class LLM:
         out : str or Path
             File of the answers, in OpenAI's format. Beside it stand the requests that were set aside, in
             ``.errors.jsonl``, and while the job goes on ``.begun``.
-        max_tokens : int, optional
-            Most tokens of an answer where the request says nothing; by default 256.
+        max_tokens : int
+            Most tokens of an answer where the request says nothing.
         together : int
             Most requests that run at once.
         kv_capacity : str or float, optional
             See `open`.
+        engines : int, optional
+            So many engines as actors of Ray Data, on the machines of the cluster of RAY_ADDRESS or else on this one,
+            each with the same room. All of them must reach `out`, beside which ``.parts`` stands until the end. By
+            default the one engine of this process, without Ray.
 
         Raises
         ------
@@ -237,12 +249,14 @@ class LLM:
             If there is no such file, another job writes to `out`, or `out` holds something else.
         CapacityError
             If the model does not fit this computer.
+        EngineError
+            If there is no Ray for several engines.
         """
-        from workbench.jobs.bodies import MAX_TOKENS, BodyReader
-        from workbench.jobs.generate import Room, finish
+        from workbench.jobs.generate import finish
+        from workbench.jobs.room import Room
 
-        bodies = BodyReader(self, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
-        return finish(self, Path(requests), Path(out), bodies, Room(together, kv_capacity))
+        room = Room(together, kv_capacity)
+        return finish(self, Path(requests), Path(out), max_tokens=max_tokens, room=room, engines=engines)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

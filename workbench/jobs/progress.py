@@ -10,7 +10,6 @@ from tqdm.auto import tqdm
 
 from workbench.core.units import format_seconds
 from workbench.jobs.answering import UnderWay, Watcher
-from workbench.jobs.answers import Journal
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.simulate import simulate
@@ -79,7 +78,7 @@ def simulated(scenario: Scenario, schedule: Schedule, prompts: Sequence[int], ou
 
 
 class Progress(Watcher):
-    """The bar of a job (requests, tokens per second, and the time that is left), and its journal.
+    """The bar of a job: requests, tokens per second, and the time that is left.
 
     Parameters
     ----------
@@ -88,13 +87,11 @@ class Progress(Watcher):
         Requests in all, and those that were answered before.
     planned : int
         Tokens of all other prompts and, at most, of their answers.
-    journal : Journal
     """
 
-    def __init__(self, estimate: Estimate, requests: int, before: int, planned: int, journal: Journal) -> None:
+    def __init__(self, estimate: Estimate, requests: int, before: int, planned: int) -> None:
         self._estimate = estimate
         self._planned = planned
-        self._journal = journal
         self._done = 0
         self._began: float | None = None
         self.tokens = 0
@@ -103,10 +100,6 @@ class Progress(Watcher):
     def loaded(self) -> None:
         """Count the time from here on; the model may be loaded again."""
         self._began = self._began or time.monotonic()
-
-    def begun(self, each: UnderWay) -> None:
-        """Write the request down in the journal."""
-        self._journal.begin(each.line.custom_id, alone=each.alone)
 
     def ended(self, each: UnderWay) -> None:
         """Count the request and its tokens."""

@@ -26,6 +26,7 @@ class Line:
     number: int
     custom_id: str
     asked: Asked
+    raw: bytes
 
     @property
     def tokens(self) -> int:
@@ -108,7 +109,8 @@ class LineReader:
             body = entry.get("body")
             if not isinstance(body, Mapping):
                 raise RequestError(f"body must be an object, not {short(body)}.")
-            return Line(number, custom_id, self._bodies.read(_kind(entry, body), body, seed=seed_of(custom_id)))
+            asked = self._bodies.read(_kind(entry, body), body, seed=seed_of(custom_id))
+            return Line(number, custom_id, asked, raw)
         except RequestError as error:
             return Fault(number, custom_id, error.code, str(error))
 

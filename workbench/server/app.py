@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from workbench.core.errors import CapacityError, EngineError, RequestError
+from workbench.core.errors import EngineError, RequestError
 from workbench.engine import Session
-from workbench.jobs.bodies import MAX_TOKENS, Asked, BodyReader, Kind, parse_object
-from workbench.jobs.llm import LLM
+from workbench.jobs.bodies import Asked, BodyReader, Kind, parse_object
+from workbench.jobs.llm import LLM, MAX_TOKENS
 from workbench.server.feed import Feed
 from workbench.server.guard import Guard, body_of, error_response
 from workbench.server.reply import Reply
@@ -128,11 +128,16 @@ class _Routes:
             raise RequestError(
                 f"{MOST_WAITING} requests wait already; try again later.", code="too_many_requests", status=429
             )
+        prompt, most = len(asked.request.prompt), asked.request.output_len
+        if prompt + most > self._session.longest:
+            raise RequestError(
+                f"a prompt of {prompt} tokens and an answer of {most} are too long, there is room for "
+                f"{self._session.longest} in all; shorten the prompt, or give a smaller max_tokens.",
+                "max_tokens",
+                code="context_length_exceeded",
+            )
         try:
             feed = Feed(self._session, asked.request)
-        except CapacityError as error:
-            param = "messages" if kind is Kind.CHAT else "prompt"
-            raise RequestError(str(error), param, code="context_length_exceeded") from None
         except EngineError as error:
             raise RequestError(str(error), code="engine_failed", status=503) from None
         self._under_way.add(feed)

@@ -6,8 +6,7 @@ import secrets
 import socket
 
 from workbench.core.errors import EngineError
-from workbench.jobs.bodies import MAX_TOKENS
-from workbench.jobs.llm import LLM, TOGETHER
+from workbench.jobs.llm import LLM, MAX_TOKENS, TOGETHER
 
 LONGEST = 4096
 """Most tokens of a request, unless the user says or the model takes fewer."""
