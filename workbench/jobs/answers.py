@@ -32,7 +32,7 @@ _BEGIN = b'{"id":"batch_req_'
 
 def json_line(value: object) -> bytes:
     """One line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Answers:

@@ -187,11 +187,12 @@ class BodyReader:
         if isinstance(texts, list) and len(texts) > _MOST_STOPS:
             raise RequestError(f"stop must be at most {_MOST_STOPS} texts, not {len(texts)}.", "stop")
         ends = () if _typed(given, "ignore_eos", bool) else self._llm.eos
+        logprobs = self._logprobs(kind, given)
         whole = {**self._llm.defaults, **asked, "seed": seed, "stop": texts, "stop_token_ids": stops}
         try:
-            how = Sampling(**whole, logprobs=self._logprobs(kind, given))
+            how = Sampling(**whole, logprobs=logprobs)
         except WorkloadError as error:
-            raise RequestError(str(error), next((key for key in whole if str(error).startswith(key)), None)) from None
+            raise RequestError(str(error), str(error).partition(" ")[0]) from None  # its first word is the key
         return replace(how, stop_token_ids=(*how.stop_token_ids, *ends))
 
     def _logprobs(self, kind: Kind, given: Mapping[str, Any]) -> int | None:
@@ -237,10 +238,10 @@ class BodyReader:
         return self._encode(text, "messages")
 
     def _encode(self, text: str, param: str, *, special: bool = False) -> tuple[int, ...]:
+        if not is_utf8(text):
+            raise RequestError(f"{param} has a text that is no UTF-8; correct it.", param)
         try:
             return self._llm.tokenizer.encode(text, special=special)
-        except UnicodeEncodeError as error:
-            raise RequestError(f"{param} has a text that is no UTF-8 ({error.reason}); correct it.", param) from None
         except WorkloadError as error:
             raise RequestError(str(error), param) from None
 
@@ -252,6 +253,15 @@ class BodyReader:
                 raise RequestError(
                     f"{param} has the token id {strange[0]}, and {self._llm.model.name!r} knows 0 to {size - 1}.", param
                 )
+
+
+def is_utf8(text: str) -> bool:
+    """True if a text can be written in UTF-8: JSON may contain halves of characters."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _typed(given: Mapping[str, Any], key: str, kind: type) -> Any:

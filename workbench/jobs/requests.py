@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.core.errors import RequestError, WorkloadError
 from workbench.core.records import is_file
-from workbench.jobs.bodies import Asked, BodyReader, Kind, parse_object
+from workbench.jobs.bodies import Asked, BodyReader, Kind, is_utf8, parse_object
 
 LONGEST_LINE = 16_000_000
 """Bytes of the longest line that is read."""
@@ -126,20 +126,12 @@ def _id(entry: Mapping[str, Any]) -> str:
         raise RequestError(
             f"custom_id must be a text of 1 to {_LONGEST_ID} characters, not {short(found)}.", code="missing_custom_id"
         )
-    if not _is_utf8(found):
+    if not is_utf8(found):
         raise RequestError("custom_id is no UTF-8; correct it.", code="missing_custom_id")
     unknown = sorted(set(entry).difference(_KEYS))
     if unknown:
         raise RequestError(f"the key {short(unknown[0])} is unknown; a line has {', '.join(_KEYS)}.")
     return found
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind(entry: Mapping[str, Any], body: Mapping[str, Any]) -> Kind:

@@ -20,6 +20,7 @@ LARGEST_BODY = 16_000_000
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error in the form of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
+    message = message.encode("utf-8", "backslashreplace").decode("utf-8")  # it may quote halves of characters
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

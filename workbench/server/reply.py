@@ -124,7 +124,7 @@ class Reply(Response):
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8") + b"\n\n"
 
 
 async def _gone(receive: Receive) -> None:
