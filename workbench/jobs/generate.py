@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,7 @@ class _Job:
 
     def serve(self, room: Room, journal: Path) -> int:
         """Serve the requests that are left in this process; tokens generated."""
-        longest = room.longest(self._llm, self._prompts, self._outputs)
+        longest = self._longest(room)
         scenario = room.planned(self._llm, longest)
         estimate = simulated(scenario, Sequential(), self._prompts, self._outputs)
         before = len(self._answers.ids)
@@ -125,7 +125,7 @@ class _Job:
         finished = False
         try:
             with Answering(load, AnswerWriter(self._llm), self._answers.commit, begun, progress) as work:
-                for fault in work.answer(self._fitting(longest, progress.set_aside), 2 * room.together):
+                for fault in work.answer(self._fitting(longest), 2 * room.together):
                     self.faults.add(fault)
                     progress.set_aside()
             finished = True
@@ -138,24 +138,28 @@ class _Job:
         """Serve the requests that are left on so many engines; tokens generated."""
         from workbench.jobs.many import Cluster
 
-        longest = room.longest(self._llm, self._prompts, self._outputs)
+        longest = self._longest(room)
         cluster = Cluster(self._llm, room, longest, max_tokens, engines)
-        for fault in cluster.answer(self._fitting(longest, _nothing), self._answers, folder):
+        for fault in cluster.answer(self._fitting(longest), self._answers, folder):
             self.faults.add(fault)
         return cluster.tokens
 
-    def _fitting(self, longest: int, told: Callable[[], object]) -> Iterator[Line]:
-        """Requests that fit; the others are set aside, and each of these is told."""
+    def _longest(self, room: Room) -> int:
+        """Most tokens of a request that fits this computer; the lengths of longer ones are dropped."""
+        longest = room.longest(self._llm, self._prompts, self._outputs)
+        pairs = zip(self._prompts, self._outputs, strict=True)
+        fitting = [pair for pair in pairs if sum(pair) <= longest]
+        self._prompts = array("q", (prompt for prompt, _ in fitting))
+        self._outputs = array("q", (output for _, output in fitting))
+        return longest
+
+    def _fitting(self, longest: int) -> Iterator[Line]:
+        """Requests that fit; the others are set aside."""
         for line in self._lines(tell=False):
             if line.tokens > longest:
                 self.faults.add(too_long(line, longest))
-                told()
             else:
                 yield line
-
-
-def _nothing() -> None:
-    """Nobody has to be told."""
 
 
 def too_long(line: Line, most: int) -> Fault:
