@@ -148,6 +148,12 @@ def test_a_job_beside_500_malformed_lines_ends_with_500_named(folder: Folder) ->
     assert all(each["error"]["message"] for each in named)
 
 
+def test_a_file_that_is_not_there_is_named_and_leaves_nothing(folder: Folder) -> None:
+    with pytest.raises(WorkloadError, match=r"requests file .*none.jsonl' does not exist"):
+        folder.llm.generate_file(folder.path / "none.jsonl", out=folder.out)
+    assert not folder.out.exists()
+
+
 def test_other_requests_or_another_model_do_not_come_into_the_same_file(folder: Folder) -> None:
     folder.finish()
     with pytest.raises(WorkloadError, match=r"was made by tiny|was made by model-fp32-fp32, not by model-bf16-bf16"):
@@ -223,7 +229,7 @@ def test_a_request_with_which_the_engine_fails_is_set_aside_and_the_others_are_a
     monkeypatch.setattr(forward.Forward, "embed", failing)
     done = folder.finish()
     assert (done.answered, done.aside, folder.faults) == (12, 1, {"bad": "engine_failed"})
-    assert not (folder.path / "answers.begun").exists()
+    assert not (folder.path / "answers.jsonl.begun").exists()
 
 
 def test_an_engine_that_fails_with_everybody_is_no_fault_of_theirs(

@@ -19,7 +19,7 @@ from workbench.jobs.bodies import BodyReader
 from workbench.jobs.completions import AnswerWriter
 from workbench.jobs.llm import LLM
 from workbench.jobs.progress import Progress, simulated
-from workbench.jobs.requests import Fault, Line, LineReader, raw_lines
+from workbench.jobs.requests import Fault, Line, LineReader, check_there, raw_lines
 from workbench.jobs.room import Room
 from workbench.schedules import Sequential
 
@@ -57,6 +57,7 @@ class Finished:
 def finish(llm: LLM, requests: Path, out: Path, *, max_tokens: int, room: Room, engines: int | None) -> Finished:
     """See `LLM.generate_file`."""
     began = time.monotonic()
+    check_there(requests)
     with Answers(out, llm.fingerprint) as answers:
         before = len(answers.ids)
         job = _Job(llm, requests, answers, Faults(errors_path(out)), BodyReader(llm, max_tokens=max_tokens))
@@ -64,9 +65,9 @@ def finish(llm: LLM, requests: Path, out: Path, *, max_tokens: int, room: Room, 
         try:
             left = job.scan()
             if left and engines is None:
-                tokens = job.serve(room, out.with_suffix(".begun"))
+                tokens = job.serve(room, out.with_name(f"{out.name}.begun"))
             elif left and engines is not None:
-                tokens = job.serve_by_ray(room, engines, max_tokens, out.with_suffix(".parts").absolute())
+                tokens = job.serve_by_ray(room, engines, max_tokens, out.with_name(f"{out.name}.parts").absolute())
         except KeyboardInterrupt:
             print(f"{len(answers.ids)} requests are answered; the same job, begun again, goes on.", file=sys.stderr)
             raise
@@ -92,7 +93,7 @@ class _Job:
         Raises
         ------
         WorkloadError
-            If there is no such file, or there is the answer to a request that it does not have.
+            If there is the answer to a request that it does not have.
         """
         for line in tqdm(self._lines(tell=True), desc="read requests", unit="", delay=1, leave=False):
             self._prompts.append(len(line.asked.request.prompt))

@@ -54,8 +54,8 @@ class Fault:
     message: str
 
 
-def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of a file that are not empty, with their numbers from 1 on; of a line that is too long only the beginning.
+def check_there(path: Path) -> None:
+    """Refuse a file that is not there.
 
     Raises
     ------
@@ -64,6 +64,10 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     if not is_file(path):
         raise WorkloadError(f"requests file {str(path)!r} does not exist; give the path of a file with JSON lines.")
+
+
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines of a file that are not empty, with their numbers from 1 on; of a line that is too long only the beginning."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
