@@ -3,7 +3,8 @@
     python lock.py      then run ./lab test --all, and commit the file if nothing fails
 
 Run it with the oldest Python that pyproject.toml allows: newer ones may get versions that this one cannot install. A
-fresh virtual environment is made for it in a temporary folder, with the extras `test`, which has `lab`, `docs` and `ray`.
+fresh virtual environment is made for it in a temporary folder, with the extras `test` (which has `lab`), `docs` and
+`ray`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job on engines of Ray in a process of its own: python ray_process.py FOLDER. A marker file lets an engine die once."""
+"""A job on engines of Ray in a process of its own: python ray_process.py FOLDER. A marker lets an engine die once."""
 
 import os
 import signal

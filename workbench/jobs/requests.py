@@ -67,7 +67,7 @@ def check_there(path: Path) -> None:
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of a file that are not empty, with their numbers from 1 on; of a line that is too long only the beginning."""
+    """Lines of a file that are not empty, with their numbers from 1 on; of one that is too long only the beginning."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
