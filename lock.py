@@ -3,7 +3,8 @@
     python lock.py      then run ./lab test --all, and commit the file if nothing fails
 
 Run it with the oldest Python that pyproject.toml allows: newer ones may get versions that this one cannot install. A
-fresh virtual environment is made for it in a temporary folder, with the extras `test`, which has `lab`, and `docs`.
+fresh virtual environment is made for it in a temporary folder, with the extras `test` (which has `lab`), `docs` and
+`ray`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"))
-        for wanted in (TORCH, f"{ROOT}[docs,test]"):
+        for wanted in (TORCH, f"{ROOT}[docs,ray,test]"):
             subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", wanted], check=True)
         frozen = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
     LOCK.write_text(written(locked(frozen.splitlines()), datetime.now(UTC).date()), encoding="utf-8")

@@ -24,7 +24,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "howto"
-PAGES = ("schedule", "scheduler", "family", "kernel", "machine", "paper-model")
+ADDING = ("schedule", "scheduler", "family", "kernel", "machine", "paper-model")
+PAGES = (*ADDING, "file-of-requests", "server")
 COPIED = ("workbench", "tests")
 LINKED = ("kernels_cpu", "kernels_triton", "data", "docs", "pyproject.toml")
 """Entries of the tree that most pages only read; one that a page writes into is copied."""
@@ -149,8 +150,8 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
         tree.take(block)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_a_file_a_command_and_a_break_that_turns_a_test_red(page: str) -> None:
+@pytest.mark.parametrize("page", ADDING)
+def test_a_page_that_adds_has_a_file_a_command_and_a_break_that_turns_a_test_red(page: str) -> None:
     kinds = [block.caption if block.language == "console" else block.language for block in blocks(page)]
     assert kinds[-2:] == ["diff", FAILS]
     assert "" in kinds

@@ -39,7 +39,8 @@ from workbench.workload.exam import make_exam
 from workbench.workload.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from workbench.engine import LLM, RunState, calibrate, make_checkpoint, run, start
+    from workbench.engine import RunState, calibrate, make_checkpoint, run, start
+    from workbench.jobs import LLM
 
 __version__ = "0.1.0"
 
@@ -108,6 +109,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
-    if name in ("LLM", "RunState", "calibrate", "make_checkpoint", "run", "start"):
+    if name in ("RunState", "calibrate", "make_checkpoint", "run", "start"):
         return getattr(importlib.import_module("workbench.engine"), name)
+    if name == "LLM":
+        return importlib.import_module("workbench.jobs").LLM
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -17,7 +17,10 @@ from workbench.core.units import format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from workbench.hardware import Machine
+    from workbench.jobs import LLM
     from workbench.models import ModelConfig
+
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts) or odd-..."
 
@@ -64,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     advice.add_argument("--output", type=_count, default=128, help="output tokens of each request (default: 128)")
     advice.add_argument("--batch", type=_count, default=32, help="requests of the batch (default: 32)")
     advice.set_defaults(command=_advise)
+    _add_generate(commands)
+    _add_serve(commands)
     again = commands.add_parser("reproduce", help="published values beside computed ones: papers, and public runs")
     again.add_argument(
         "names", nargs="*", metavar="NAME", help="a paper such as moe_lens, or offload_runs; default: all"
@@ -170,6 +175,54 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_generate(commands: _Commands) -> None:
+    generate = commands.add_parser(
+        "generate",
+        help="finish a file of requests in OpenAI's batch format; begun again, it goes on from where it was killed",
+        epilog="example: %(prog)s data/models/tiny-moe requests.jsonl --out answers.jsonl",
+    )
+    generate.add_argument("model", type=Path, help="folder of a checkpoint")
+    generate.add_argument("requests", type=Path, help="file with a request in each line: custom_id and body")
+    generate.add_argument("--out", type=_file, required=True, help="file of the answers, to which it adds")
+    generate.add_argument(
+        "--engines", type=_count, help="so many engines by Ray, on all machines of its cluster (default: one, without)"
+    )
+    _add_engine(generate)
+    generate.set_defaults(command=_generate)
+
+
+def _add_serve(commands: _Commands) -> None:
+    server = commands.add_parser(
+        "serve",
+        help="a small server for programs on this computer: /v1/completions and /v1/chat/completions",
+        epilog="example: %(prog)s data/models/tiny-moe --port 8000 --scheduler ContinuousBatching",
+    )
+    server.add_argument("model", type=Path, help="folder of a checkpoint")
+    server.add_argument("--port", type=_port, default=8000, help="0 takes one that is free (default: 8000)")
+    server.add_argument(
+        "--longest", type=_count, help="most tokens of prompt and answer together (default: the model's most, or 4096)"
+    )
+    _add_engine(server)
+    server.set_defaults(command=_serve)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that load a model and serve requests with it."""
+    parser.add_argument("--weights", help="precision of the weights: fp32, bf16, int8, int4 (default: the model's own)")
+    parser.add_argument("--kv", help="precision of the KV cache: fp32 or bf16 (default: the model's own)")
+    parser.add_argument("--kv-capacity", help="size of the KV cache, as 4GB (default: 512 tokens for each of them)")
+    parser.add_argument("--together", type=_count, default=64, help="most requests that run at once (default: 64)")
+    parser.add_argument("--max-tokens", type=_count, default=256, help="where a request says nothing (default: 256)")
+    parser.add_argument("--scheduler", default="ResourceAware", help="its name (default: ResourceAware)")
+
+
+def _port(text: str) -> int:
+    value = _whole(text, 0)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"give a port from 0 to 65535, not {text!r}.")
+    return value
+
+
 def _count(text: str) -> int:
     return _whole(text, 1)
 
@@ -271,6 +324,25 @@ def _machine(options: argparse.Namespace) -> Machine:
         raise ScenarioError(f"--machine {options.machine} has all its parts; leave out --{' and --'.join(parts)}.")
     known = options.machine in machines or not os.path.exists(options.machine)
     return machines[options.machine] if known else Machine.load(options.machine)
+
+
+def _llm(options: argparse.Namespace) -> LLM:
+    from workbench.jobs import LLM
+    from workbench.scheduler.registry import scheduler_of
+
+    return LLM(options.model, weights=options.weights, kv=options.kv, scheduler=scheduler_of(options.scheduler))
+
+
+def _generate(options: argparse.Namespace) -> None:
+    room = {key: getattr(options, key) for key in ("max_tokens", "together", "kv_capacity")}
+    print(_llm(options).generate_file(options.requests, out=options.out, engines=options.engines, **room))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from workbench.server import serve
+
+    room = {key: getattr(options, key) for key in ("max_tokens", "together", "kv_capacity", "longest", "port")}
+    serve(_llm(options), **room)
 
 
 def _reproduce(options: argparse.Namespace) -> None:

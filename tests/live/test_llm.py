@@ -10,7 +10,7 @@ import tokenizers
 
 import workbench as wb
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
-from workbench.engine import llm as module
+from workbench.jobs import llm as module
 from workbench.stages import Place
 
 SHIPPED = wb.data_path("models/tiny-moe")

@@ -39,6 +39,27 @@ class WorkloadError(WorkbenchError, ValueError):
     """A request or a workload file is malformed."""
 
 
+class RequestError(WorkloadError):
+    """A request in the form of OpenAI's API is malformed, or asks for something that is not there.
+
+    Parameters
+    ----------
+    text : str
+    param : str, optional
+        The key of its body that is wrong.
+    code : str
+        One word for programs.
+    status : int
+        Status of HTTP, from 400 on.
+    """
+
+    def __init__(self, text: str, param: str | None = None, *, code: str = "invalid_value", status: int = 400) -> None:
+        super().__init__(text)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
 class CheckpointError(WorkbenchError, ValueError):
     """A checkpoint is missing, damaged, unsafe or of an unknown architecture."""
 

@@ -11,7 +11,18 @@ with sleepy_openmp():
 
 from workbench.engine.calibration.calibrate import calibrate
 from workbench.engine.live import LiveRun, RunState, run, start
-from workbench.engine.llm import LLM
+from workbench.engine.session import End, Session, Ticket, Told
 from workbench.engine.tiny_model.synthesize import make_checkpoint
 
-__all__ = ["LLM", "LiveRun", "RunState", "calibrate", "make_checkpoint", "run", "start"]
+__all__ = [
+    "End",
+    "LiveRun",
+    "RunState",
+    "Session",
+    "Ticket",
+    "Told",
+    "calibrate",
+    "make_checkpoint",
+    "run",
+    "start",
+]

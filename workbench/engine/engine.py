@@ -16,7 +16,7 @@ from workbench.core.result import TokenLogprobs
 from workbench.core.timeline import Span, Timeline
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.host import HostDriver
-from workbench.engine.inbox import Inbox
+from workbench.engine.inbox import Calls, Inbox
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
 from workbench.engine.lanes.lanes import Action, Executor, Job
@@ -26,7 +26,7 @@ from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all, logprobs_of
-from workbench.engine.token_log import TokenLog
+from workbench.engine.token_log import Listener, TokenLog
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
@@ -56,8 +56,8 @@ class Engine:
         self,
         prepared: Prepared,
         control: Control | None = None,
-        log: TokenLog | None = None,
-        inbox: Inbox | None = None,
+        log: Listener | None = None,
+        inbox: Calls | None = None,
         driver: Driver | None = None,
     ) -> None:
         self.control = control or Control()
@@ -67,11 +67,9 @@ class Engine:
         self._prepared = prepared
         scenario = prepared.scenario
         self._inbox = inbox or Inbox(len(scenario.workload))
-        self._requests = list(scenario.workload.requests)
-        self._tokens = [list(request.prompt) for request in self._requests]
-        self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
         self._rows: list[PartRows] = []  # of the parts of the plan under way
-        self.timeline = Timeline(labels=prepared.lowering.stack.labels)
+        self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
+        self._renew()
         self.watch = Stopwatch()
         self._cores = self._division(scenario.machine.cores)
         link = scenario.machine.link
@@ -95,6 +93,13 @@ class Engine:
         finally:
             give_back()
 
+    def _renew(self) -> None:
+        """Know the requests of the workload alone, without a token."""
+        self._requests = list(self._prepared.scenario.workload.requests)
+        self._tokens = [list(request.prompt) for request in self._requests]
+        self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
+        self.timeline = Timeline(labels=self._prepared.lowering.stack.labels)
+
     def _division(self, measured: Cores | None) -> Cores:
         """Division of the cores among the lanes; a card leaves the gpu lane one, to issue from."""
         if self.driver.on_host:
@@ -117,6 +122,15 @@ class Engine:
     def logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """Log probabilities of these tokens, where the request asks for them."""
         return tuple(map(tuple, self._logprobs)) if any(self._logprobs) else ()
+
+    def latest_logprobs(self, request: int) -> TokenLogprobs | None:
+        """Log probabilities of a request's latest token, by its number; None where it does not ask for them."""
+        return self._logprobs[request][-1] if self._logprobs[request] else None
+
+    @property
+    def used_blocks(self) -> int:
+        """KV blocks that requests hold."""
+        return self._blocks.total - self._blocks.free
 
     @property
     def expert_counts(self) -> tuple[tuple[int, ...], ...]:
@@ -162,10 +176,11 @@ class Engine:
         return self._now
 
     def begin(self, blocks: BlockCounts) -> None:
-        """See `Clock.begin`."""
+        """See `Clock.begin`; a workload that is served again begins anew, on the model that is loaded."""
         if not isinstance(blocks, BlockManager):
             raise EngineError(f"the engine needs the tables of a BlockManager, not {type(blocks).__name__}.")
         self._blocks = blocks
+        self._renew()
         self._now = 0.0
         self._meter = processors()
         self.watch.start()

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
 from workbench.core.errors import EngineError
 from workbench.serving.iterations import Joined
 from workbench.serving.loop import Called
 from workbench.workload import Request
+
+
+class Calls(Protocol):
+    """Changes that other threads ask of a run, as the run's own thread takes them."""
+
+    @property
+    def waiting(self) -> bool:
+        """True if there is something to take."""
+
+    def take(self) -> Called:
+        """All that was asked since the last time."""
+
+    def close_if_none(self) -> bool:
+        """Let no further request join, unless one has that was not taken; true if none has."""
 
 
 class Inbox:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """Somebody who is told every token as soon as it is sampled."""
+
+    def add(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Pairs of a request's number and its next token id."""
 
 
 class TokenLog:

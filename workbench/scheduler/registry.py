@@ -7,6 +7,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
+from workbench.core.errors import CatalogueError
 from workbench.scheduler.base import Scheduler
 
 
@@ -19,3 +20,17 @@ def every_scheduler() -> tuple[Scheduler, ...]:
             if isinstance(thing, type) and isinstance(getattr(thing, "example", None), dict):
                 found[thing.__name__] = thing
     return tuple(found[name](**found[name].example) for name in sorted(found))
+
+
+def scheduler_of(name: str) -> Scheduler:
+    """The scheduler of a class's name, with the settings of its `example`.
+
+    Raises
+    ------
+    CatalogueError
+        If there is none.
+    """
+    known = {type(each).__name__: each for each in every_scheduler()}
+    if name not in known:
+        raise CatalogueError(f"there is no scheduler {name!r}; give {', '.join(known)}.")
+    return known[name]

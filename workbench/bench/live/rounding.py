@@ -9,8 +9,8 @@ from workbench.bench import record
 from workbench.core.catalogue import data_path
 from workbench.core.units import QUANTISED
 from workbench.engine import run
-from workbench.engine.llm import LLM
 from workbench.hardware import Machine
+from workbench.jobs import LLM
 from workbench.schedules import Sequential
 from workbench.workload.exam import make_exam
 

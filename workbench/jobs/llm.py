@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
 from workbench.core.result import TokenLogprobs
-from workbench.engine.live import run
+from workbench.engine import Session, run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
 from workbench.models.generation import sampling_defaults
 from workbench.pipeline import cpu, gpu
 from workbench.scenario import Memory, Scenario
-from workbench.scheduler.base import Scheduler
+from workbench.scheduler.base import LimitedScheduler, Scheduler, most_running
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
 from workbench.serving import fits
@@ -28,10 +28,20 @@ from workbench.workload.request import SamplingOptions
 from workbench.workload.stop_strings import before
 from workbench.workload.tokenizer import load_tokenizer
 
+if TYPE_CHECKING:
+    from workbench.jobs.generate import Finished
+
 _PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
 _BLOCK = 16
+_SHORTEST = 2
 _HALVINGS = 8
 """How often the KV cache may be halved before the next place is tried; prompts then wait for one another."""
+MAX_TOKENS = 256
+"""Most tokens of an answer to a request in the form of OpenAI's API, unless the request or the user says."""
+TOGETHER = 64
+"""Most requests that a session runs at once, unless it is told."""
+_USUAL = 512
+"""Tokens of a request for which a session's cache has room, times those that run at once, unless it is told."""
 
 
 class Completion(str):
@@ -114,6 +124,11 @@ class LLM:
         self._memory = Memory(1.0, _BLOCK, weights or (self.model.dtype if quantised else None), kv)
         self._scheduler = scheduler or ResourceAware()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it was made: on another computer the checkpoint is read there."""
+        given: dict[str, Any] = {"weights": self._memory.weights, "kv": self._memory.kv, "scheduler": self._scheduler}
+        return partial(LLM, self.model, **given), ()
+
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
@@ -152,7 +167,7 @@ class LLM:
             return []
         given: dict[str, Any] = {**self.defaults, **sampling}
         how = Sampling(**given)
-        how = replace(how, stop_token_ids=(*how.stop_token_ids, *(() if ignore_eos else self._eos())))
+        how = replace(how, stop_token_ids=(*how.stop_token_ids, *(() if ignore_eos else self.eos)))
         requests = list[Request]()
         for number, prompt in enumerate(prompts):
             tokens = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else tuple(prompt)
@@ -189,13 +204,75 @@ class LLM:
         """
         one = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        texts = [self._chat_template.render(each) for each in conversations]
+        texts = [self.chat_template.render(each) for each in conversations]
         prompts = [self.tokenizer.encode(text) for text in texts]
         return self.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
 
+    def generate_file(
+        self,
+        requests: str | Path,
+        *,
+        out: str | Path,
+        max_tokens: int = MAX_TOKENS,
+        together: int = TOGETHER,
+        kv_capacity: str | float | None = None,
+        engines: int | None = None,
+    ) -> Finished:
+        """Finish a file of requests, whatever happens meanwhile.
+
+        Each line of the file is a request in OpenAI's batch format: ``custom_id`` and a ``body`` with ``messages``, or
+        with a ``prompt``. An answer is kept as soon as it is there. A job that was interrupted or killed goes on if it
+        is begun again: nothing is lost, nothing is answered twice, and with weights and KV cache in fp32 the texts are
+        the same. Malformed requests, and those that are too long or with which the engine fails, are set aside.
+
+        Parameters
+        ----------
+        requests : str or Path
+            File of the requests.
+        out : str or Path
+            File of the answers, in OpenAI's format. Beside it stand the requests that were set aside, in
+            ``.errors.jsonl``, and while the job goes on ``.begun``.
+        max_tokens : int
+            Most tokens of an answer where the request says nothing.
+        together : int
+            Most requests that run at once.
+        kv_capacity : str or float, optional
+            See `open`.
+        engines : int, optional
+            So many engines as actors of Ray Data, on the machines of the cluster of RAY_ADDRESS or else on this one,
+            each with the same room. All of them must reach `out`, beside which ``.parts`` stands until the end. By
+            default the one engine of this process, without Ray.
+
+        Raises
+        ------
+        WorkloadError
+            If there is no such file, another job writes to `out`, or `out` holds something else.
+        CapacityError
+            If the model does not fit this computer.
+        EngineError
+            If there is no Ray for several engines.
+        """
+        from workbench.jobs.generate import finish
+        from workbench.jobs.room import Room
+
+        room = Room(together, kv_capacity)
+        return finish(self, Path(requests), Path(out), max_tokens=max_tokens, room=room, engines=engines)
+
     @cached_property
-    def _chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none.
+        """
         return load_chat_template(self.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of the model and of its number formats: texts of the same one may stand together."""
+        return f"{self.model.name}-{self._memory.weights or self.model.dtype}-{self._memory.kv or self.model.dtype}"
 
     def _completion(self, how: Sampling, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> Completion:
         ended = bool(tokens) and tokens[-1] in how.stop_token_ids
@@ -212,13 +289,72 @@ class LLM:
             If the model does not fit this computer.
         """
         tokens = sum(-(-int(held) // _BLOCK) * _BLOCK for held in workload.prompt_len + workload.output_len)
-        capacity = float(tokens * self.model.kv_bytes_per_token(self._memory.kv or self.model.dtype))
+        return self._fitting(workload, self._scheduler, self._halved(tokens))
+
+    def open(self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None) -> Session:
+        """Load the model once, for requests that come one by one, as those of a server do.
+
+        Parameters
+        ----------
+        longest : int
+            Most tokens of a request, prompt and output together.
+        together : int
+            Most requests that run at once.
+        kv_capacity : str or float, optional
+            Size of the KV cache, as in `Memory`; by default it has room for so many requests of 512 tokens, and for
+            the longest, or for half as many where that does not fit, and so on.
+
+        Raises
+        ------
+        CapacityError
+            If the model does not fit this computer, or the cache not the longest request.
+        ScenarioError
+            If the model takes no request of that length.
+        EngineError
+            If a live run is under way in this process.
+
+        Examples
+        --------
+        >>> import queue
+        >>> llm = wb.LLM(wb.data_path("models/tiny-moe"))
+        >>> told = queue.SimpleQueue()
+        >>> with llm.open(longest=64) as session:
+        ...     _ = session.ask(wb.Request(llm.tokenizer.encode("sort:plmku="), 5), told.put)
+        ...     llm.tokenizer.decode([told.get().token for _ in range(5)])
+        'klmpu'
+        """
+        return Session(self.planned(longest, together=together, kv_capacity=kv_capacity), Sequential())
+
+    def planned(self, longest: int, *, together: int = TOGETHER, kv_capacity: str | float | None = None) -> Scenario:
+        """The scenario of a session, see `open`; its workload is that for which memory is planned.
+
+        Raises
+        ------
+        CapacityError, ScenarioError
+            As `open` does.
+        """
+        if longest < _SHORTEST:
+            raise WorkloadError(f"a request is a prompt and a token, so longest is at least 2, not {longest}.")
+        workload = Workload.of([Request((0,) * (longest - 1), 1)] * together, name="the longest request of a session")
+        scheduler = self._scheduler
+        if isinstance(scheduler, LimitedScheduler):
+            scheduler = replace(scheduler, max_running=int(min(together, most_running(scheduler))))
+        usual = self._halved(max(longest, together * min(longest, _USUAL)))
+        return self._fitting(workload, scheduler, usual if kv_capacity is None else (kv_capacity,))
+
+    def _halved(self, tokens: int) -> Sequence[str | float]:
+        """Sizes of a cache for so many tokens, for half as many, and so on."""
+        whole = float(tokens * self.model.kv_bytes_per_token(self._memory.kv or self.model.dtype))
+        return [whole / 2**halvings for halvings in range(_HALVINGS)]
+
+    def _fitting(self, workload: Workload, scheduler: Scheduler, sizes: Sequence[str | float]) -> Scenario:
+        """The first scenario that fits this computer, of the places of the model and these sizes of the cache."""
         machine = Machine.local()
         refused = ""
-        for place, halvings in product(_PLACES, range(_HALVINGS)):
-            memory = replace(self._memory, kv_capacity=capacity / 2**halvings)
+        for place, size in product(_PLACES, sizes):
+            memory = replace(self._memory, kv_capacity=size)
             try:
-                made = Scenario(place, self.model, machine, memory, workload, self._scheduler)
+                made = Scenario(place, self.model, machine, memory, workload, scheduler)
                 found = fits(made, Sequential())
             except CapacityError as error:  # the cache is too small for the longest request
                 refused = refused or str(error)
@@ -228,7 +364,8 @@ class LLM:
             refused = refused or found.verdict
         raise CapacityError(refused)
 
-    def _eos(self) -> tuple[int, ...]:
+    @cached_property
+    def eos(self) -> tuple[int, ...]:
         """End-of-sequence tokens of the checkpoint; none if it names none."""
         try:
             return eos_token_ids(self.model)
