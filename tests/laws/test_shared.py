@@ -20,8 +20,10 @@ SHARED = [
     for module, name in (
         ("scenario.scenario", "_graph"),
         ("schedules.base", "_unordered"),
+        ("schedules.base", "_issued"),
         ("serving.prepared", "_task_cost"),
         ("serving.prepared", "_lowered"),
+        ("serving.prepared", "_plans"),
         ("serving.capacity", "_lengths"),
         ("perfmodels.bound", "_held"),
         ("perfmodels.bound", "_least_limits"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NoReturn
 
 from workbench.core.display import escaped
@@ -84,12 +85,12 @@ class Pipeline:
             return Pipeline(self.chain or other.chain, fetches)
         return Pipeline(adding_sets((Fork(_arms(self.chain) + _arms(other.chain)),)), fetches)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order; the arms of a fork follow one another."""
         return tuple(stages_of(self.chain))
 
-    @property
+    @cached_property
     def kv_device(self) -> Place:
         """Device that holds the KV cache: that of decode attention, or the host if `fetch(kv)` streams the cache."""
         return Place.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)

@@ -40,9 +40,14 @@ _FEW = 32
 
 
 class Refused(NamedTuple):
-    """The reason why there is no prediction."""
+    """No prediction, and the error that says the reason."""
 
-    why: str
+    error: WorkbenchError
+
+    @property
+    def why(self) -> str:
+        """The reason, which takes a search for what would fit where a memory is too small."""
+        return str(self.error)
 
 
 class Predictions:
@@ -167,7 +172,7 @@ class Predictions:
             try:
                 return read(scenario, settings.schedule)
             except WorkbenchError as error:
-                return Refused(str(error))
+                return Refused(error.with_traceback(None))  # its frames would be kept
 
         return ask
 
@@ -176,7 +181,7 @@ def _scenario(settings: Settings) -> Scenario | Refused:
     try:
         return settings.predicted()
     except WorkbenchError as error:
-        return Refused(str(error))
+        return Refused(error.with_traceback(None))
 
 
 def _played(scenario: Scenario, schedule: Schedule) -> Timeline:
