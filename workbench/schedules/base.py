@@ -148,6 +148,10 @@ class Lowering:
         """The plan of one iteration."""
         return Plan(self._name, self.stack, self.schedule.split(batch), self.tasks(step))
 
+    def check(self) -> None:
+        """Raise ScheduleError if the layers have another shape than the schedule needs; it is not ordered for that."""
+        _unordered(self.schedule, self.stack, Step.FIRST)
+
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         return self._of(self.followed, step)

@@ -83,7 +83,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     lowering, plans = _lowered(schedule, cost, stack, scenario.machine, typical)
     _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget
-    lowering.tasks(Step.FIRST)
+    lowering.check()
     return Prepared(scenario, lowering, cost, plans, budget)
 
 

@@ -14,12 +14,11 @@ from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
-from workbench.serving.prepared import price
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
-from workbench.widgets.state.offered import why_not, why_not_live
+from workbench.widgets.state.offered import why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs, swept
 from workbench.widgets.state.settings import Settings
@@ -145,14 +144,24 @@ class Studio:
         """Publish everything that follows at once, and let the rest be drawn."""
         with self._lock:
             now = self.settings
-            self._out("settings", self.controls.plain(now))
+            self._out("settings", self.controls.plain(now, self.predictions.refused))
             self._show_wiring()
             self._out("code", self.wirings.code(now.pipeline))
             self._out("variants", self.variants.plain())
             fault = self.wirings.fault(now.pipeline)
-            problem = fault[1].text if fault is not None else why_not(now)
-            self.runs.allow(problem or why_not_live(now))
+            self.runs.allow(fault[1].text if fault is not None else self._why_not() or why_not_live(now))
             self.drawing.put(now)
+
+    def _why_not(self) -> str:
+        """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
+        scenario = self.predictions.scenario(self.settings)
+        found = scenario if isinstance(scenario, Refused) else self.predictions.refused(self.settings)
+        return found.why if found else ""
+
+    def _takes(self, settings: Settings) -> bool:
+        """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
+        found = self.predictions.refused(settings)
+        return found is None or not isinstance(found.error, ScheduleError)
 
     def _show_wiring(self) -> None:
         costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
@@ -180,7 +189,7 @@ class Studio:
     def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
         settings = self.settings.on(pipeline=pipeline, schedule=wanted)
-        if self.wirings.fault(pipeline) is None and not _takes(settings):
+        if self.wirings.fault(pipeline) is None and not self._takes(settings):
             settings = settings.on(schedule=Overlap())
         self._change(settings, wanted=wanted)
 
@@ -233,7 +242,7 @@ class Studio:
         try:
             ledger = fits(scenario, self.settings.schedule)
         except WorkbenchError:
-            if not _takes(self.settings):
+            if not self._takes(self.settings):
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
@@ -322,17 +331,6 @@ class Studio:
         """Stop drawing: the cores belong to the next run."""
         self.drawing.cancel()
         self.drawing.wait(_PATIENCE)
-
-
-def _takes(settings: Settings) -> bool:
-    """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
-    try:
-        price(settings.predicted(), settings.schedule)
-    except ScheduleError:
-        return False
-    except WorkbenchError:
-        pass
-    return True
 
 
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
