@@ -146,9 +146,7 @@ class Predictions:
         scenario = self.scenario(settings)
         if pace is None or isinstance(scenario, Refused) or len(settings.workload.arrival):
             return 0
-        workload = scenario.workload.as_served
-        running = most_running(scenario.scheduler)
-        iterations = least_iterations(workload, scenario.kv_blocks, scenario.memory.kv_block, running)
+        iterations = _least_iterations(scenario)
         in_time = settings.requests * longest / (iterations * pace)
         if in_time >= settings.requests:
             return 0
@@ -163,12 +161,19 @@ class Predictions:
         begin = perf_counter()
         found = self._asking(lambda scenario, schedule: _simulated(scenario, schedule, until))(settings)
         if isinstance(found, Result):
-            pace = (perf_counter() - begin) / found.iterations
-            self._paces[_wired(settings)] = min(pace, self._paces.get(_wired(settings)) or pace)
+            self._note_pace(settings, found, perf_counter() - begin)
             if found.stopped:
                 return None
         self._simulations[settings] = found
         return found
+
+    def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:
+        """Note the simulation time per iteration of the bound [s], of a simulation that may have been stopped."""
+        scenario = self.scenario(settings)
+        if isinstance(scenario, Scenario):
+            share = found.generated / scenario.workload.as_served.output_len.sum()
+            pace = seconds / (share * _least_iterations(scenario)) if share else math.inf
+            self._paces[_wired(settings)] = min(pace, self._paces.get(_wired(settings)) or pace)
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
@@ -207,6 +212,12 @@ class Predictions:
     def _refused(self, settings: Settings) -> Refused | None:
         found = self._asking(price)(settings)
         return found if isinstance(found, Refused) else None
+
+
+def _least_iterations(scenario: Scenario) -> int:
+    """See `least_iterations`."""
+    running = most_running(scenario.scheduler)
+    return least_iterations(scenario.workload.as_served, scenario.kv_blocks, scenario.memory.kv_block, running)
 
 
 def _wired(settings: Settings) -> Hashable:
