@@ -359,8 +359,9 @@ def test_settings_and_wiring_stay_while_a_run_is_going_on(view, runs):
     for do, more in (("undo", {}), ("clear", {}), ("place", {"path": [0], "device": "cpu"}), ("code", {"text": "x"})):
         say(view, do, range=0, **more)
         assert view.studio.settings == before
-    assert "press Stop first" in view.live["text"]
+    assert "press Stop first" in view.live["held"]
     runs[0].stop()
+    until(lambda: not view.live["held"])
 
 
 def test_figures_come_back_when_a_run_could_not_start(view, monkeypatch):

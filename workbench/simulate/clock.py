@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import count, repeat
 from typing import ClassVar
 
 import numpy as np
@@ -275,11 +275,10 @@ class IterationClock(_Clock):
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
-        columns = (stretch.begin, stretch.end, stretch.prefill, stretch.decode)
-        for number, (begin, end, prefill, decode) in enumerate(
-            zip(*(each.tolist() for each in columns), strict=True), first
-        ):
-            self.timeline.spans.append(Span("step", _label(prefill, decode), begin, end, number))
+        labels = map(_label, stretch.prefill.tolist(), stretch.decode.tolist())
+        times = (stretch.begin.tolist(), stretch.end.tolist())
+        columns = (repeat("step"), labels, *times, count(first), repeat(math.nan), repeat(""))
+        self.timeline.spans.extend(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
 
 
 def plan_label(plan: Plan) -> str:

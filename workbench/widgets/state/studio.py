@@ -30,7 +30,6 @@ POINTS = 5
 """Values of the setting that a sweep goes along."""
 _DURING_RUNS = frozenset({"pause", "resume", "stop", "ready", "keep", "axis", "pin", "unpin"})
 """Messages that are answered while runs are going on."""
-_HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
@@ -105,14 +104,14 @@ class Studio:
     def answer(self, message: Message) -> None:
         """Do what a message says; one that is not known, or of no use any more, changes nothing.
 
-        While runs are going on, settings and wiring stay as they are.
+        While runs are going on, settings and wiring stay as they are; see `runs.HELD`.
         """
         verb = message.get("do")
         act = getattr(self, f"_on_{verb}", None)
         with self._lock:
             if self.runs.busy and verb not in _DURING_RUNS:
-                self.runs.refuse(_HELD)
-            elif act is not None:
+                return
+            if act is not None:
                 act(message)
             elif verb in self.wirings.verbs:
                 now = self.settings
