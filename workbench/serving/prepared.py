@@ -24,7 +24,7 @@ from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.base import most_running
 from workbench.scheduler.block_manager import block_iterations
-from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.schedules.base import Lowering, Schedule
 from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
