@@ -18,6 +18,7 @@ from workbench.simulate import simulate, simulate_all
 SHARED = [
     getattr(import_module(f"workbench.{module}"), name)
     for module, name in (
+        ("pipeline.algebra", "resolve"),
         ("scenario.scenario", "_graph"),
         ("schedules.base", "_unordered"),
         ("schedules.base", "_issued"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 from workbench.core.display import escaped
@@ -38,6 +38,10 @@ from workbench.stages import (
     shared_experts,
     weights,
 )
+
+
+_KEPT = 64
+"""Pipelines that are kept resolved: scenarios that differ in something else ask for one again and again."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,7 @@ class Resolved:
     leaves: frozenset[Place]
 
 
+@lru_cache(maxsize=_KEPT)
 def resolve(pipeline: Pipeline) -> Resolved:
     """Close a pipeline into a layer that can be stacked, and find what each of its moves carries.
 

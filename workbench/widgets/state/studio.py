@@ -140,16 +140,19 @@ class Studio:
             self._out(name, value)
 
     def _show(self) -> None:
-        """Publish everything that follows at once, and let the rest be drawn."""
+        """Publish everything that follows at once, and let the rest be drawn.
+
+        The rest begins to be computed meanwhile: compiled simulations run beside Python.
+        """
         with self._lock:
             now = self.settings
+            self.drawing.put(now)
             self._out("settings", self.controls.plain(now, self.predictions.refused))
             self._show_wiring()
             self._out("code", self.wirings.code(now.pipeline))
             self._out("variants", self.variants.plain())
             fault = self.wirings.fault(now.pipeline)
             self.runs.allow(fault[1].text if fault is not None else self._why_not() or why_not_live(now))
-            self.drawing.put(now)
 
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
