@@ -298,6 +298,17 @@ def test_a_sweep_that_is_stopped_keeps_its_points(opened, live):
 # ------------------------------------------------------------------------------------------------- the page around them
 
 
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_lanes_are_drawn_anew_in_another_theme(opened, vslpipe, theme):
+    ink = "chart => [chart.width, getComputedStyle(chart).color]"
+    chart = vslpipe.root.locator(".wb-gantt-chart")
+    width, before = chart.evaluate(ink)
+    choose(opened.page, "Settings", "Theme", theme)
+    vslpipe.until(lambda: chart.evaluate(ink)[1] != before)
+    opened.page.wait_for_timeout(200)
+    assert chart.evaluate(ink)[0] == width > 0
+
+
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: `npm ci` in workbench/widgets/web")
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_readers_of_screens_find_nothing_amiss(opened, vslpipe, live, theme):

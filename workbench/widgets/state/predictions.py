@@ -32,7 +32,9 @@ _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
 SOON = 0.08
-"""Longest simulation that is to follow a slider [s]; a sample that fills the cache may take twice as long."""
+"""Longest simulation that is to follow a slider [s]."""
+FULL = 0.3
+"""Longest simulation of a sample that fills the cache [s]."""
 PATIENT = 2.5
 """Longest simulation at rest [s]."""
 _FILLINGS = 2
@@ -140,7 +142,7 @@ class Predictions:
 
         If all would take longer than `longest` [s], some stay, evenly from the first to the last: as many as fill the
         cache several times over, since where many iterations are needed few requests run at once, and a sample of them
-        runs as all of them do. If these take longer than twice as long, it is fewer still.
+        runs as all of them do. If these take longer than `FULL`, it is fewer still.
         """
         pace = self._paces.get(_wired(settings))
         scenario = self.scenario(settings)
@@ -151,7 +153,7 @@ class Predictions:
         if in_time >= settings.requests:
             return 0
         filling = settings.requests * _FILLINGS * settings.output_len / iterations
-        return min(settings.requests, max(1, round(max(in_time, min(filling, 2 * in_time)))))
+        return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
 
     def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
         """A simulation of the sample of these settings, which is kept; None if it was stopped."""
