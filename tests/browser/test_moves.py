@@ -14,7 +14,7 @@ from tests.browser.lab import Server, Session, open_notebook
 from tests.examples import DEEP
 from workbench.stages import Place
 
-pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(900 if DEEP else 240)]
 
 MOVES = 50 if DEEP else 16
 CARDS = ("qkv", "out_proj", "experts", "decode_attention")

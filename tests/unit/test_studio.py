@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.builders import tiny_scenario
+from tests.builders import small_machine, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import ScheduleError, StoppedError
 from workbench.pipeline import Pipeline, Stack, code_of, connected
-from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
+from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
@@ -249,6 +249,19 @@ def test_too_large_a_cache_comes_with_the_change_that_fits():
     desk.studio.close()
 
 
+def test_gpu_memory_that_a_slider_has_taken_away_is_offered_back():
+    needed = fits(tiny_scenario(pipeline=VSL, requests=6), VSLPipe()).gpu.total
+    desk = Desk(tiny_scenario(pipeline=VSL, requests=6, machine=small_machine(gpu_memory=2 * needed)), [VSLPipe()])
+    desk.say("set", name="gpu_memory", value=0)
+    figures = desk.drawn()["figures"]
+    mend = next(mend for mend in figures["mends"] if "of GPU memory" in mend["label"])
+    desk.say("fix", id=mend["id"])
+    assert desk.drawn()["figures"]["problem"] == ""
+    taken = desk.studio.settings
+    assert fits(taken.predicted(), taken.schedule).gpu.left == 0
+    desk.studio.close()
+
+
 def test_variants_are_compared_and_recalled(desk):
     desk.say("pin")
     first = desk.studio.settings
@@ -379,7 +392,7 @@ def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
 
 
 def test_refusals_depend_on_no_memory():
-    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), CGOPipe())
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), FlexGenS4())
     predictions = Predictions()
     told = predictions.refused(settings)
     assert isinstance(told.error, ScheduleError)

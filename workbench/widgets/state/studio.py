@@ -249,9 +249,11 @@ class Studio:
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
         for change in ledger.changes:
-            if change.scenario.machine != scenario.machine:
-                continue  # no control gives a machine more memory
             fixed = _changed(self.settings, change.scenario, change.schedule)
+            if fixed.limited.gpu.memory < change.scenario.machine.gpu.memory or (
+                change.scenario.machine.cpu != scenario.machine.cpu
+            ):
+                continue  # no control gives a machine more memory than it has
             told.append(self._fix(fixed, f"Use {change.text}"))
         return told
 
@@ -338,4 +340,10 @@ class Studio:
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
     """The settings with the memory, machine, requests and schedule of a scenario that fits."""
     found = Settings.of(scenario, schedule)
-    return settings.on(memory=found.memory, kv_tokens=found.kv_tokens, scheduler=found.scheduler, schedule=schedule)
+    return settings.on(
+        memory=found.memory,
+        kv_tokens=found.kv_tokens,
+        scheduler=found.scheduler,
+        schedule=schedule,
+        gpu_memory=min(scenario.machine.gpu.memory, settings.machine.gpu.memory),
+    )
