@@ -39,7 +39,6 @@ from workbench.stages import (
     weights,
 )
 
-
 _KEPT = 64
 """Pipelines that are kept resolved: scenarios that differ in something else ask for one again and again."""
 
