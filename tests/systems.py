@@ -77,6 +77,8 @@ _CHOSEN: dict[str, tuple[Pipeline, Schedule]] = {
     "streamed.layer_streaming": (STREAMED, LayerStreaming()),
     "ktransformers.ktransformers": (PIPELINES["ktransformers"], KTransformers()),
     "ktransformers.fiddler": (PIPELINES["ktransformers"], Fiddler()),
+    "experts_on_cpu.ktransformers": (KTransformers.example, KTransformers()),
+    "experts_on_cpu.fiddler": (Fiddler.example, Fiddler()),
     "both_on_cpu.overlap": (Overlap.example, Overlap()),
     "vslpipe.overlap": (VSL, Overlap()),
     "flexgen_s4.overlap": (PIPELINES["flexgen_s4"], Overlap()),

@@ -43,7 +43,7 @@ from workbench.stages import (
     route,
     weights,
 )
-from workbench.widgets.state.predictions import PATIENT, SOON
+from workbench.widgets.state.predictions import FULL, PATIENT, SOON
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -538,7 +538,8 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
 
 def of_views() -> Iterator[tuple[str, str]]:
     """How long simulations may take in the views."""
-    yield "docs/widgets.md", f"as many as take {SOON} s, and"
+    yield "docs/widgets.md", f"as many as take {SOON} s, or"
+    yield "docs/widgets.md", f"if that takes at most {FULL} s"
     yield "docs/widgets.md", f"unless that takes more than {PATIENT} s"
 
 

@@ -23,11 +23,13 @@ CLOSED = ("widget model not found", "Comm not found for comm id")
 """Parts of what JupyterLab itself logs where a cell that is run again closes widgets that are still being drawn."""
 PLANS = ROOT / "tests" / "golden"
 AXE = ROOT / "workbench" / "widgets" / "web" / "node_modules" / "axe-core" / "axe.min.js"
-SYSTEMS = ("vslpipe", "lightning", "flexgen_s4", "streamed", "ktransformers", "both_on_cpu")
+SYSTEMS = ("vslpipe", "lightning", "flexgen_s4", "streamed", "ktransformers", "experts_on_cpu", "both_on_cpu")
 CELLS = {
     "words": """
 import threading
 import time
+
+import psutil
 
 import workbench as wb
 from tests.systems import GOLDEN, MIXED, VSL
@@ -58,6 +60,18 @@ live = Builder(here, [VSLPipe()])
 live
 """,
     "busy": "end = time.time() + 4\nwhile time.time() < end:\n    sum(range(1000))",
+    "cpu": answering(
+        "cpu",
+        """
+names = {each.native_id: each.name for each in threading.enumerate()}
+def spent():
+    taken = {each.id: each.user_time + each.system_time for each in psutil.Process().threads()}
+    return sum(seconds for number, seconds in taken.items() if names.get(number) in ("view-runs", "IOPub"))
+before, began = spent(), time.perf_counter()
+time.sleep(4)
+(spent() - before) / (time.perf_counter() - began)
+""",
+    ),
     "threads": answering("threads", "sum(thread.name == 'live-run' for thread in threading.enumerate())"),
     "measured": answering("measured", "len(live.studio.measured)"),
     "plans": answering(
@@ -249,6 +263,15 @@ def test_gauges_move_while_another_cell_is_busy(opened, live, capsys):
     idle(live.page)
 
 
+def test_the_strip_takes_little_of_a_core_from_the_run(opened, live, capsys):
+    start(live)
+    share = opened.ask("cpu")
+    assert live.status().startswith("Running")
+    with capsys.disabled():
+        print(f"\nthe strip of a run takes {share:.1%} of a core of the kernel")
+    assert share > 0
+
+
 def test_the_cell_run_again_closes_the_view_and_ends_its_run(opened, live):
     start(live)
     opened.run_cell("live = Builder")
@@ -273,6 +296,17 @@ def test_a_sweep_that_is_stopped_keeps_its_points(opened, live):
 
 
 # ------------------------------------------------------------------------------------------------- the page around them
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_lanes_are_drawn_anew_in_another_theme(opened, vslpipe, theme):
+    ink = "chart => [chart.width, getComputedStyle(chart).color]"
+    chart = vslpipe.root.locator(".wb-gantt-chart")
+    width, before = chart.evaluate(ink)
+    choose(opened.page, "Settings", "Theme", theme)
+    vslpipe.until(lambda: chart.evaluate(ink)[1] != before)
+    opened.page.wait_for_timeout(200)
+    assert chart.evaluate(ink)[0] == width > 0
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: `npm ci` in workbench/widgets/web")

@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
+import psutil
 import pytest
 
 from tests.browser.board import Board
@@ -13,13 +14,15 @@ from tests.browser.lab import Server, Session, open_notebook
 from tests.examples import DEEP
 from workbench.stages import Place
 
-pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(900 if DEEP else 240)]
 
 MOVES = 50 if DEEP else 16
 CARDS = ("qkv", "out_proj", "experts", "decode_attention")
 SLIDERS = ("KV capacity", "Link speed", "Requests", "Prompt tokens (mean)", "Output tokens (mean)")
 CELLS = {
     "tour": """
+import os
+
 import workbench as wb
 from tests.systems import VSL
 from workbench.schedules import Overlap
@@ -34,6 +37,7 @@ scenario = wb.Scenario(
     scheduler=wb.ResourceAware(),
 )
 tour = Builder(scenario, [Overlap()])
+print("kernel", os.getpid())
 tour
 """,
 }
@@ -89,25 +93,42 @@ def move_slider(board: Board, chance: random.Random) -> None:
     board.press("ArrowRight" if upper else "ArrowLeft")
 
 
+class Spent:
+    """CPU time of the kernel, and of the page's own thread [ms]."""
+
+    def __init__(self, session: Session) -> None:
+        self._kernel = psutil.Process(int(session.said("kernel").split()[1]))
+        self._page = session.page.context.new_cdp_session(session.page)
+        self._page.send("Performance.enable")
+
+    def now(self) -> dict[str, float]:
+        times = self._kernel.cpu_times()
+        metrics = {each["name"]: each["value"] for each in self._page.send("Performance.getMetrics")["metrics"]}
+        return {"kernel's CPU": 1e3 * (times.user + times.system), "page's CPU": 1e3 * metrics["TaskDuration"]}
+
+
 def told(waits: Sequence[float]) -> str:
     cuts = statistics.quantiles(waits, n=20)
     return f"p50 {statistics.median(waits):4.0f} ms, p95 {cuts[-1]:4.0f} ms"
 
 
-def test_pictures_follow_cards_and_sliders(tour, capsys):
+def test_pictures_follow_cards_and_sliders(session, tour, capsys):
+    spent = Spent(session)
     chance = random.Random(0)
     found: dict[str, list[dict[str, float]]] = {"card dropped": [], "slider moved": []}
     for number in range(MOVES):
         tour.root.evaluate(WATCH)
+        before = spent.now()
         if number % 2:
             move_slider(tour, chance)
         else:
             move_card(tour, chance.choice(CARDS))
         tour.page.wait_for_function(FOLLOWED)
-        found["slider moved" if number % 2 else "card dropped"].append(tour.page.evaluate("window.seen"))
+        taken = {what: after - before[what] for what, after in spent.now().items()}
+        found["slider moved" if number % 2 else "card dropped"].append({**tour.page.evaluate("window.seen"), **taken})
     with capsys.disabled():
         for what, seen in found.items():
-            for part in ("figures", "lanes", "curves"):
+            for part in ("figures", "lanes", "curves", "kernel's CPU", "page's CPU"):
                 waits = [each[part] for each in seen if each.get(part)]
-                print(f"\n{what}, {part:7} {told(waits)} ({len(waits)} moves)", end="")
+                print(f"\n{what}, {part:12} {told(waits)} ({len(waits)} moves)", end="")
         print()

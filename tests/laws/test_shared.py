@@ -18,10 +18,13 @@ from workbench.simulate import simulate, simulate_all
 SHARED = [
     getattr(import_module(f"workbench.{module}"), name)
     for module, name in (
+        ("pipeline.algebra", "resolve"),
         ("scenario.scenario", "_graph"),
         ("schedules.base", "_unordered"),
+        ("schedules.base", "_issued"),
         ("serving.prepared", "_task_cost"),
         ("serving.prepared", "_lowered"),
+        ("serving.prepared", "_plans"),
         ("serving.capacity", "_lengths"),
         ("perfmodels.bound", "_held"),
         ("perfmodels.bound", "_least_limits"),

@@ -1,5 +1,6 @@
 """What goes into each memory: hand-computed ledgers, limits that no iteration exceeds, and changes that make it fit."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.serving import fits, prepare
+from workbench.serving import capacity, fits, prepare
 from workbench.serving.capacity import embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.serving.ledger import Account, Entry, Ledger
 from workbench.serving.prepared import price
@@ -197,6 +198,18 @@ def test_one_byte_less_is_refused_by_every_reader_with_the_ledgers_words(read):
     with pytest.raises(CapacityError) as error:
         read(short, VSLPipe())
     assert str(error.value) == fits(short, VSLPipe()).verdict
+
+
+def test_changes_are_searched_for_only_where_they_are_read(monkeypatch):
+    searched = list[str]()
+    monkeypatch.setattr(capacity, "_more_memory", lambda *_: searched.append("searched") or ())
+    short = tiny_scenario(machine=small_machine(gpu_memory=fits(tiny_scenario(), VSLPipe()).gpu.total - 1))
+    with pytest.raises(CapacityError) as error:
+        prepare(short, VSLPipe())
+    assert searched == []
+    assert "of GPU memory and this needs" in str(error.value)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+    assert searched == ["searched"]
 
 
 def test_it_is_told_line_by_line():

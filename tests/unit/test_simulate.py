@@ -35,6 +35,19 @@ def test_a_simulation_says_so():
     assert result.facts["pipeline"] == str(VSL)
 
 
+@pytest.mark.parametrize("detail", Detail)
+def test_a_simulation_that_is_told_to_ends_early_and_says_so(detail):
+    scenario = tiny_scenario(requests=40)
+    whole = simulate(scenario, VSLPipe(), detail=detail)
+    asked = iter([False, False, True])
+    some = simulate(scenario, VSLPipe(), detail=detail, until=lambda: next(asked))
+    assert some.stopped
+    assert 0 < some.generated < whole.generated
+    assert some.steps.seconds == whole.steps.seconds[: some.iterations]
+    assert simulate(scenario, VSLPipe(), detail=detail, until=lambda: False) == whole
+    assert simulate(scenario, VSLPipe(), detail=detail, until=lambda: True).iterations == 1
+
+
 def as_fast(scenario, factor: float, spread: tuple[float, float] = (1.0, 1.0)):
     """The scenario on a computer whose operations take so many times a microsecond per token."""
     names = ("embed", "head", *(str(stage.op) for stage in scenario.pipeline.stages))

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.builders import tiny_scenario
+from tests.builders import small_machine, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
+from workbench.core.errors import ScheduleError, StoppedError
 from workbench.pipeline import Pipeline, Stack, code_of, connected
-from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
+from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
 from workbench.widgets.state.figures import figure
-from workbench.widgets.state.predictions import Predictions
+from workbench.widgets.state.predictions import Predictions, _wired
 from workbench.widgets.state.runs import spread, swept
 from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio
@@ -248,6 +249,19 @@ def test_too_large_a_cache_comes_with_the_change_that_fits():
     desk.studio.close()
 
 
+def test_gpu_memory_that_a_slider_has_taken_away_is_offered_back():
+    needed = fits(tiny_scenario(pipeline=VSL, requests=6), VSLPipe()).gpu.total
+    desk = Desk(tiny_scenario(pipeline=VSL, requests=6, machine=small_machine(gpu_memory=2 * needed)), [VSLPipe()])
+    desk.say("set", name="gpu_memory", value=0)
+    figures = desk.drawn()["figures"]
+    mend = next(mend for mend in figures["mends"] if "of GPU memory" in mend["label"])
+    desk.say("fix", id=mend["id"])
+    assert desk.drawn()["figures"]["problem"] == ""
+    taken = desk.studio.settings
+    assert fits(taken.predicted(), taken.schedule).gpu.left == 0
+    desk.studio.close()
+
+
 def test_variants_are_compared_and_recalled(desk):
     desk.say("pin")
     first = desk.studio.settings
@@ -357,6 +371,43 @@ def test_a_row_of_a_sample_tells_no_times():
     row = figure(found, "VSLPipe", predictions.bound(settings), chosen=True, rate=rate)
     assert (row["ttft"], row["tbt"], row["seconds"]) == ("", "", "")
     assert 0 < row["of_bound"] <= 1
+
+
+def test_a_sample_is_small_where_even_one_that_fills_the_cache_would_take_long(monkeypatch):
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
+    predictions._paces[_wired(settings)] = 1.0
+    found = predictions.simulation(settings, VSLPipe(), soon=True)
+    assert found.facts["requests"] == "1"
+
+
+def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    with pytest.raises(StoppedError):
+        predictions.simulation(settings, VSLPipe(), until=lambda: True)
+    found = predictions.simulation(settings, VSLPipe(), soon=True)
+    assert not found.stopped
+
+
+def test_refusals_depend_on_no_memory():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), FlexGenS4())
+    predictions = Predictions()
+    told = predictions.refused(settings)
+    assert isinstance(told.error, ScheduleError)
+    assert predictions.refused(settings.on(kv_tokens=1.0, gpu_memory=1.0)) is told
+    assert predictions.refused(settings.on(schedule=VSLPipe(), kv_tokens=1.0)) is None
+
+
+def test_curves_with_points_of_samples_say_so(monkeypatch):
+    monkeypatch.setattr(Predictions, "_note_pace", lambda *_: None)
+    desk = Desk(long_runs(), [VSLPipe()])
+    desk.studio.predictions._paces[_wired(desk.studio.settings)] = 1.0
+    desk.say("set", name="output_len", value=3)
+    (line,) = (each for each in desk.drawn()["curves"]["lines"] if each["name"] == "VSLPipe")
+    assert line["kind"] == "sample"
+    desk.studio.close()
 
 
 def test_nothing_large_is_kept_of_a_simulation():

@@ -26,7 +26,7 @@ from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
-from workbench.widgets import Builder, Dashboard, scenario_in, stills
+from workbench.widgets import Builder, Dashboard, Gantt, Strip, scenario_in, stills
 from workbench.widgets.builder import Made, View
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
@@ -201,9 +201,30 @@ def test_the_still_is_a_picture_that_holds_its_scenario(view):
     assert json.loads(picture.text[KEY])["format"]
 
 
-def test_a_page_made_of_a_saved_notebook_shows_the_still(view):
+@pytest.fixture
+def chart() -> Gantt:
+    """A chart with the lanes of two iterations."""
+    made = Gantt()
+    found = simulate(tiny_scenario(pipeline=VSL, requests=4), VSLPipe(), detail=Detail.TASK)
+    made.show([("two iterations", found.timeline.window(1, 3)), ("one", found.timeline.window(1, 2))])
+    return made
+
+
+@pytest.fixture
+def strip() -> Strip:
+    """A strip with some seconds of a run."""
+    made = Strip(CHANNELS)
+    monitor = Monitor()
+    for second in range(1, 9):
+        progress = Progress(seconds=float(second), iterations=second, emitted=10 * second, busy={"gpu": 0.4 * second})
+        made.add(progress.seconds, monitor.read(progress))
+    return made
+
+
+@pytest.mark.parametrize("widget", ["view", "chart", "strip"])
+def test_a_page_made_of_a_saved_notebook_shows_the_still(widget, request):
     """JupyterLab saves no states of widgets; then `jupyter nbconvert --to html` takes the picture."""
-    bundle = view._repr_mimebundle_()
+    bundle = request.getfixturevalue(widget)._repr_mimebundle_()
     data = bundle[0] if isinstance(bundle, tuple) else bundle
     output = nbformat.v4.new_output("display_data", data=data)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("builder", outputs=[output])])
@@ -359,8 +380,9 @@ def test_settings_and_wiring_stay_while_a_run_is_going_on(view, runs):
     for do, more in (("undo", {}), ("clear", {}), ("place", {"path": [0], "device": "cpu"}), ("code", {"text": "x"})):
         say(view, do, range=0, **more)
         assert view.studio.settings == before
-    assert "press Stop first" in view.live["text"]
+    assert "press Stop first" in view.live["held"]
     runs[0].stop()
+    until(lambda: not view.live["held"])
 
 
 def test_figures_come_back_when_a_run_could_not_start(view, monkeypatch):

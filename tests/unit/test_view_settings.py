@@ -12,7 +12,8 @@ from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contender
 from workbench.serving import fits
 from workbench.widgets.state.controls import KV_CAPACITY, LINK, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
-from workbench.widgets.state.offered import machines_offered, why_not, why_not_live, workloads_offered
+from workbench.widgets.state.offered import machines_offered, why_not_live, workloads_offered
+from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token, suitable_kv, whole_machine
 from workbench.workload import Request, Workload
 from workbench.workload.resizing import resized, sizes, with_tokens
@@ -151,7 +152,7 @@ def test_a_slider_that_means_nothing_is_not_shown():
 
 
 def shown(settings):
-    return controls_of(settings).plain(settings)["groups"]
+    return controls_of(settings).plain(settings, Predictions().refused)["groups"]
 
 
 def test_schedules_that_do_not_take_the_wiring_are_greyed_with_the_reason():
@@ -218,7 +219,7 @@ def test_a_schedule_keeps_its_settings_among_those_offered():
 def test_every_pipeline_of_the_systems_has_settings():
     for pipeline in PIPELINES.values():
         scenario = tiny_scenario(pipeline=pipeline)
-        assert why_not(of(scenario, Sequential())) == ""
+        assert Predictions().refused(of(scenario, Sequential())) is None
 
 
 def test_a_machine_of_ones_own_keeps_its_values_whatever_its_name():

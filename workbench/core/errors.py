@@ -1,5 +1,9 @@
 """Errors that users meet: each names the object, what was expected and the mend, in one sentence."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 
 class WorkbenchError(Exception):
     """Base of every error this project raises on purpose."""
@@ -32,7 +36,23 @@ class ScenarioError(WorkbenchError, ValueError):
 
 
 class CapacityError(WorkbenchError, ValueError):
-    """Something does not fit into the memory it was given."""
+    """Something does not fit into the memory it was given.
+
+    Parameters
+    ----------
+    text : str or callable () -> str
+        The sentence, or a function that finds it once it is read: the nearest changes that fit take a search.
+    """
+
+    def __init__(self, text: str | Callable[[], str]) -> None:
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        (text,) = self.args
+        return text if isinstance(text, str) else str(text())
+
+    def __reduce__(self) -> tuple[type[CapacityError], tuple[str]]:
+        return type(self), (str(self),)
 
 
 class WorkloadError(WorkbenchError, ValueError):

@@ -84,8 +84,10 @@ def format_bytes_up(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Seconds in a fitting unit: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
-    for unit, scale in SECONDS[:-1]:
+    """Seconds in three digits: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``; hours from 1000 s on, ``0.997 h``."""
+    if abs(value) >= 999.5:
+        return f"{_three(value / 3600)} h"
+    for unit, scale in SECONDS[1:-1]:
         if abs(value) >= scale:
             return f"{_three(value / scale)} {unit}"
     return f"{_three(value * 1e6)} us"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 from workbench.core.display import escaped
@@ -37,6 +38,9 @@ from workbench.stages import (
     shared_experts,
     weights,
 )
+
+_KEPT = 64
+"""Pipelines that are kept resolved: scenarios that differ in something else ask for one again and again."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,12 @@ class Pipeline:
             return Pipeline(self.chain or other.chain, fetches)
         return Pipeline(adding_sets((Fork(_arms(self.chain) + _arms(other.chain)),)), fetches)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order; the arms of a fork follow one another."""
         return tuple(stages_of(self.chain))
 
-    @property
+    @cached_property
     def kv_device(self) -> Place:
         """Device that holds the KV cache: that of decode attention, or the host if `fetch(kv)` streams the cache."""
         return Place.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
@@ -296,6 +300,7 @@ class Resolved:
     leaves: frozenset[Place]
 
 
+@lru_cache(maxsize=_KEPT)
 def resolve(pipeline: Pipeline) -> Resolved:
     """Close a pipeline into a layer that can be stacked, and find what each of its moves carries.
 

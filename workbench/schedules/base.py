@@ -71,8 +71,8 @@ class Schedule(ABC):
 
     @property
     def by_times(self) -> bool:
-        """True if the times of tasks decide in which order they are issued; see `ordered` and `others`."""
-        return bool(self.others) or type(self).ordered is not Schedule.ordered
+        """True if the times of tasks decide in which order they are issued; see `order` and `others`."""
+        return bool(self.others) or type(self).order is not Schedule.order
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2
@@ -87,9 +87,9 @@ class Schedule(ABC):
             If the layers have another shape than this schedule needs.
         """
 
-    def ordered(self, tasks: Sequence[Task], seconds: Seconds) -> Sequence[Task]:
-        """The tasks in the order in which they are issued; `seconds` gives their times for a typical batch."""
-        return tasks
+    def order(self, tasks: Sequence[Task], seconds: Seconds) -> Sequence[int]:
+        """Places of the tasks in the order in which they are issued; `seconds` are their times for a typical batch."""
+        return range(len(tasks))
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
         """Split a batch into parts, balanced in decode tokens and in prefill tokens separately."""
@@ -122,8 +122,8 @@ def two_or_more(schedule: Schedule, unit: str) -> int:
     return int(slots)
 
 
-_KEPT = 24
-"""Lists of tasks that are kept for other scenarios with the same layers."""
+_KEPT = 128
+"""Lists of tasks that are kept for other scenarios with the same layers: more than all schedules have of one wiring."""
 _NOISE = 1e-9
 """Relative difference between sums of the same times, added up in another order."""
 
@@ -155,9 +155,19 @@ class Lowering:
         """The plan of one iteration."""
         return Plan(self._name, self.stack, self.schedule.split(batch), self.tasks(step))
 
+    def check(self) -> None:
+        """Raise ScheduleError if the layers have another shape than the schedule needs; it is not ordered for that."""
+        _unordered(self.schedule, self.stack, Step.FIRST)
+
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         return self._of(self.followed, step)
+
+    @cached_property
+    def brought(self) -> frozenset[tuple[tuple[int, int], ...]]:
+        """The weights of every weight transfer of any iteration, see `Task.weights_of`."""
+        steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
+        return frozenset(task.weights_of for step in steps for task in self.tasks(step) if task.weights_of)
 
     @cached_property
     def followed(self) -> Schedule:
@@ -175,29 +185,42 @@ class Lowering:
         """The tasks of one iteration under a schedule."""
         key = (schedule.name, step.value)
         if key not in self._memo:
-            tasks = schedule.ordered(_unordered(schedule, self.stack, step), self._seconds)
-            self._memo[key] = tuple(self._marked(tasks))
+            order = schedule.order(_unordered(schedule, self.stack, step), self._seconds)
+            self._memo[key] = _issued(schedule, self.stack, step, tuple(order))
         return self._memo[key]
 
     def _laid_out(self, tasks: Sequence[Task]) -> float:
         _, ends = lay_out(tasks, self._seconds(tasks), self.schedule.packet_seconds)
         return max(ends)
 
-    def _marked(self, tasks: Sequence[Task]) -> Iterator[Task]:
-        """The tasks; of weight transfers those are marked for the next iteration that no reader in this one awaits."""
-        readers: dict[tuple[int, str], list[int]] = {}
-        for place, task in enumerate(tasks):
-            readers.setdefault((task.layer, task.node.code), []).append(place)
-        for place, task in enumerate(tasks):
-            codes = [(layer, self.stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
-            awaited = [_awaits(tasks, readers.get(code, ()), place) for code in codes]
-            yield task if all(awaited) else replace(task, for_next=True)
-
 
 @lru_cache(maxsize=_KEPT)
 def _unordered(schedule: Schedule, stack: StackGraph, step: Step) -> tuple[Task, ...]:
-    """The tasks of one iteration before `Schedule.ordered`, which batches of any size share."""
+    """The tasks of one iteration before `Schedule.order`, which batches of any size share."""
     return schedule.tasks(stack, step)
+
+
+@lru_cache(maxsize=_KEPT)
+def _issued(schedule: Schedule, stack: StackGraph, step: Step, order: tuple[int, ...]) -> tuple[Task, ...]:
+    """The tasks of one iteration in an order: the same ones for all typical batches that lead to it."""
+    unordered = _unordered(schedule, stack, step)
+    place = {index: after for after, index in enumerate(order)}
+    tasks = list[Task]()
+    for index in order:
+        task = unordered[index]
+        tasks.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+    return tuple(_marked(tasks, stack))
+
+
+def _marked(tasks: Sequence[Task], stack: StackGraph) -> Iterator[Task]:
+    """The tasks; of weight transfers those are marked for the next iteration that no reader in this one awaits."""
+    readers: dict[tuple[int, str], list[int]] = {}
+    for place, task in enumerate(tasks):
+        readers.setdefault((task.layer, task.node.code), []).append(place)
+    for place, task in enumerate(tasks):
+        codes = [(layer, stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
+        awaited = [_awaits(tasks, readers.get(code, ()), place) for code in codes]
+        yield task if all(awaited) else replace(task, for_next=True)
 
 
 def _awaits(tasks: Sequence[Task], readers: Sequence[int], transfer: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -99,8 +99,8 @@ class Overlap(MicroBatched):
             plan.end(part)
         return plan.tasks
 
-    def ordered(self, tasks: Sequence[Task], seconds: Seconds) -> tuple[Task, ...]:
-        """See `Schedule.ordered`: by list scheduling."""
+    def order(self, tasks: Sequence[Task], seconds: Seconds) -> Sequence[int]:
+        """See `Schedule.order`: by list scheduling."""
         return _by_earliest_start(tasks, seconds(tasks))
 
 
@@ -158,12 +158,13 @@ def _read_fetched(stack: StackGraph, layer: int, node: Node) -> set[NodeKind]:
     return {stack.graph(layer).nodes[other].kind for other in node.after}.intersection(_FETCHED)
 
 
-def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:
-    """The tasks in the order in which they begin, if always that begins next which can first.
+def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> list[int]:
+    """Places of the tasks in the order in which they begin, if always that begins next which can first.
 
     Bulk transfers have a lane of their own here: others pass between their packets. They keep their order, in which
     they take turns in the slots.
     """
+    lanes = [(task.node.lane, task.bulk) for task in tasks]
     followers = _followers(tasks)
     urgency = _until_other_lane(tasks, followers, seconds)
     waiting = [len(task.after) for task in tasks]
@@ -171,25 +172,20 @@ def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple
         followers[before].append(after)
         waiting[after] += 1
     ready = {index: 0.0 for index, count in enumerate(waiting) if not count}
-    free: dict[tuple[str, bool], float] = {}
+    free = dict.fromkeys(lanes, 0.0)
     ends = [0.0] * len(tasks)
-    place = [0] * len(tasks)
-    found = list[Task]()
+    found = list[int]()
     while ready:
-        start, _, index = min(
-            (max(at, free.get(_lane(tasks[index]), 0.0)), urgency[index], index) for index, at in ready.items()
-        )
+        start, _, index = min((max(at, free[lanes[index]]), urgency[index], index) for index, at in ready.items())
         del ready[index]
-        task = tasks[index]
         ends[index] = start + seconds[index]
-        free[_lane(task)] = ends[index]
-        place[index] = len(found)
-        found.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+        free[lanes[index]] = ends[index]
+        found.append(index)
         for other in followers[index]:
             waiting[other] -= 1
             if not waiting[other]:
                 ready[other] = max((ends[before] for before in tasks[other].after), default=0.0)
-    return tuple(found)
+    return found
 
 
 def _followers(tasks: Sequence[Task]) -> list[list[int]]:
@@ -215,7 +211,3 @@ def _until_other_lane(
             gives = tasks[other].node.lane != lane and lane in COMPUTE
             found[index] = min(found[index], seconds[index] + (0.0 if gives else found[other]))
     return found
-
-
-def _lane(task: Task) -> tuple[str, bool]:
-    return task.node.lane, task.bulk

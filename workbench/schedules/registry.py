@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from workbench.schedules.base import Schedule
 
 
+@functools.cache
 def every_schedule() -> tuple[type[Schedule], ...]:
     """The schedule classes of this package, by name; each has an `example`, a pipeline that it takes."""
     found = dict[str, type[Schedule]]()

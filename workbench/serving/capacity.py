@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     prepared = price(scenario, schedule)
     found = ledger(prepared)
     if not found:
-        raise CapacityError(found.verdict)
+        raise CapacityError(lambda: found.verdict)
     return prepared
 
 
@@ -194,14 +194,11 @@ def _angles(device: Place, scenario: Scenario) -> Entry:
 
 
 def ledger(prepared: Prepared) -> Ledger:
-    """The needs in both memories, and the changes that make a scenario fit if it does not."""
+    """The needs in both memories; see `fits`."""
     needs = _Needs(prepared)
     gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
     found = Ledger(prepared.scenario.machine.name, gpu, host)
-    if found:
-        return found
-    changes = sorted(_changes(prepared, found, needs), key=lambda change: change.factor)
-    return replace(found, changes=tuple(changes))
+    return replace(found, search=partial(_changes, prepared, found, needs))
 
 
 class _Needs:

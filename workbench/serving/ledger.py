@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from workbench.core.display import html_table
@@ -82,14 +84,19 @@ class Ledger:
     ----------
     machine : str
     gpu, host : Account
-    changes : tuple of Change
-        Single changes, each of which makes everything fit, the nearest first; none if it fits as it is.
+    search : callable () -> iterable of Change
+        Finds `changes`, which takes longer than the ledger; by default there are none.
     """
 
     machine: str
     gpu: Account
     host: Account
-    changes: tuple[Change, ...] = ()
+    search: Callable[[], Iterable[Change]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Single changes, each of which makes everything fit, the nearest first; none if it fits as it is."""
+        return () if self else tuple(sorted(self.search(), key=lambda change: change.factor))
 
     def __bool__(self) -> bool:
         return self.gpu.left >= 0 and self.host.left >= 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ TEAM_SECONDS = 1e-3
 _ROUNDS = 2
 """Number of times that the lanes' overlap is computed: lanes that slow one another down overlap longer."""
 _PACKET = 1e-3  # seconds of a transfer's packets where only the overlap of lanes is computed
+_KEPT = 128
+"""Plans whose groups are kept; `Overlap` makes another one for each typical batch."""
 _NO_ROWS = Rows()
 _WeightPricer = Callable[[Sequence[PartRows]], Price]
 
@@ -73,7 +77,8 @@ class CostGroup(NamedTuple):
     mark: int | None
 
 
-class CostGroups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CostGroups:
     """The tasks of a plan, grouped by what they cost.
 
     Attributes
@@ -122,13 +127,14 @@ class _Beside(NamedTuple):
 
 
 class PlanCost:
-    """Prices and plays the plans of one scenario."""
+    """Prices and plays the plans of scenarios whose tasks have the same prices, on one machine."""
 
     def __init__(self, cost: TaskCost, machine: Machine) -> None:
         self.cost = cost
         self._machine = machine
         self._profile = cost.profile
         self._groups: dict[tuple[int, range | None, int, int], CostGroups] = {}
+        self._lock = Lock()
 
     def between(self, plan: Plan) -> float:
         """Time between the end of a plan and the start of the next [s]."""
@@ -261,9 +267,14 @@ class PlanCost:
         cut = next((rows.cut for rows in parts if rows.cut is not None), None)
         threads = (0, 0) if pace is None else (pace.gpu, pace.cpu)
         key = (id(tasks), None if cut is None else cut.layers, *threads)
-        if key not in self._groups:
-            self._groups[key] = self._sort(tasks, cut, *threads)
-        return self._groups[key]
+        found = self._groups.get(key)
+        if found is None:
+            found = self._sort(tasks, cut, *threads)
+            with self._lock:
+                self._groups[key] = found
+                if len(self._groups) > _KEPT:
+                    del self._groups[next(iter(self._groups))]
+        return found
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> CostGroups:
         number: dict[tuple[object, ...], int] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.base import most_running
 from workbench.scheduler.block_manager import block_iterations
-from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.schedules.base import Lowering, Schedule
 from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
@@ -34,8 +34,8 @@ from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
-_KEPT = 24
-"""Prices, and lowered schedules with the prices of their plans, that are kept for other scenarios with the same."""
+_KEPT = 64
+"""Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -57,9 +57,7 @@ class Prepared:
     @property
     def slot_bytes(self) -> float:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
-        steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
-        brought = {task.weights_of for step in steps for task in self.lowering.tasks(step)}
-        return max((self.cost.exact_transfer(weights_of) for weights_of in brought if weights_of), default=0.0)
+        return max((self.cost.exact_transfer(weights_of) for weights_of in self.lowering.brought), default=0.0)
 
 
 def price(scenario: Scenario, schedule: Schedule) -> Prepared:
@@ -85,11 +83,11 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     lowering, plans = _lowered(schedule, cost, stack, scenario.machine, typical)
     _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget
-    lowering.tasks(Step.FIRST)
+    lowering.check()
     return Prepared(scenario, lowering, cost, plans, budget)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_KEPT)
 def _task_cost(
     stack: StackGraph, model: ModelConfig, machine: Machine, precision: Precision, routing: Routing
 ) -> TaskCost:
@@ -99,16 +97,22 @@ def _task_cost(
     return cost
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_KEPT)
 def _lowered(
     schedule: Schedule, cost: TaskCost, stack: StackGraph, machine: Machine, typical: Typical | None
 ) -> tuple[Lowering, PlanCost]:
     """A schedule's tasks and the prices of its plans; the typical batch is that of a schedule that orders by times."""
-    plans = PlanCost(cost, machine)
+    plans = _plans(cost, machine)
     if typical is None:
         return Lowering(schedule, stack), plans
     times = _TypicalTimes(typical, plans, machine, schedule)
     return Lowering(schedule, stack, times.seconds, times.whole), plans
+
+
+@lru_cache(maxsize=_KEPT)
+def _plans(cost: TaskCost, machine: Machine) -> PlanCost:
+    """The prices of plans, which all schedules share."""
+    return PlanCost(cost, machine)
 
 
 class Typical(NamedTuple):
@@ -321,7 +325,7 @@ def _rounded(scenario: Scenario) -> dict[str, str]:
     }
 
 
-@functools.cache
+@cache
 def _exam() -> list[dict[str, Any]]:
     """Rows of the record of `bench rounding`: the shipped model in its own precision, and then with rounded experts."""
     path = data_path("models/tiny-moe/rounding.json")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import count, repeat
 from typing import ClassVar
 
 import numpy as np
 
-from workbench.core.errors import ScenarioError
+from workbench.core.errors import ScenarioError, StoppedError
 from workbench.core.latency import Seconds
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Span, Timeline
@@ -50,7 +50,13 @@ class Detail(enum.Enum):
     ITERATION = "iteration"
 
 
-def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.ITERATION) -> Result:
+def simulate(
+    scenario: Scenario,
+    schedule: Schedule,
+    *,
+    detail: Detail = Detail.ITERATION,
+    until: Callable[[], bool] | None = None,
+) -> Result:
     """Serve the workload in virtual time.
 
     Parameters
@@ -60,6 +66,9 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     detail : Detail
         TASK lays out every task of every layer and fills the timeline with them. ITERATION lays out layers until one
         begins as the one before it began, and skips to the last; its times are within 1 % of those of TASK.
+    until : callable () -> bool, optional
+        Asked every few hundredths of a second; once it is true, the simulation ends early. The result is then that of
+        the iterations made, of which there is at least one, and is marked as stopped.
 
     Returns
     -------
@@ -74,7 +83,7 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     if not isinstance(detail, Detail):
         raise ScenarioError(f"detail must be Detail.TASK or Detail.ITERATION, not {detail!r}.")
     prepared = prepare(scenario, schedule)
-    clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
+    clock = TaskClock(prepared, until) if detail is Detail.TASK else IterationClock(prepared, until)
     try:
         result = serve(prepared, clock, Source.SIMULATED, account=BlockCounts)
     finally:
@@ -104,8 +113,9 @@ class _Clock:
     skips: ClassVar[bool]
     """True if layers that repeat the one before are not laid out."""
 
-    def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
+    def __init__(self, prepared: Prepared, timeline: Timeline, until: Callable[[], bool] | None) -> None:
         self.now = 0.0
+        self._until = until
         self.timeline = timeline
         self.bar = LateBar(int(prepared.scenario.workload.generated_len.sum()))
         self._carried = 0.0  # remaining seconds of the transfer that the last iteration let run on
@@ -127,6 +137,8 @@ class _Clock:
 
     def advance(self, queue: Queue, record: Record) -> None:
         """See `Clock.advance`."""
+        if self._until is not None and self._until():
+            raise StoppedError("the simulation was stopped.")
         if self._stretches is None:
             return
         first = len(record.seconds)
@@ -178,7 +190,8 @@ class _Clock:
             bandwidth = self._prepared.scenario.machine.cpu.bandwidth
             self._laying = Laying(kernels, self._plans, self._packet, bandwidth, skip=self.skips)
             if takes(self._prepared):
-                self._stretches = Stretches(self._laying, self._prepared, skip=self.skips)
+                briefly = self._until is not None
+                self._stretches = Stretches(self._laying, self._prepared, skip=self.skips, briefly=briefly)
         if self._laying is None:
             return self._plans.lay_out(tasks, rows, self._packet, None, self._carried, skip=self.skips)
         return self._laying.lay_out(tasks, rows, self._carried)
@@ -197,8 +210,8 @@ class TaskClock(_Clock):
 
     skips = False
 
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared, Timeline(labels=prepared.lowering.stack.labels))
+    def __init__(self, prepared: Prepared, until: Callable[[], bool] | None = None) -> None:
+        super().__init__(prepared, Timeline(labels=prepared.lowering.stack.labels), until)
         self._words = dict[int, _Words]()
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
@@ -255,18 +268,17 @@ class IterationClock(_Clock):
 
     skips = True
 
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared, Timeline())
+    def __init__(self, prepared: Prepared, until: Callable[[], bool] | None = None) -> None:
+        super().__init__(prepared, Timeline(), until)
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
-        columns = (stretch.begin, stretch.end, stretch.prefill, stretch.decode)
-        for number, (begin, end, prefill, decode) in enumerate(
-            zip(*(each.tolist() for each in columns), strict=True), first
-        ):
-            self.timeline.spans.append(Span("step", _label(prefill, decode), begin, end, number))
+        labels = map(_label, stretch.prefill.tolist(), stretch.decode.tolist())
+        times = (stretch.begin.tolist(), stretch.end.tolist())
+        columns = (repeat("step"), labels, *times, count(first), repeat(math.nan), repeat(""))
+        self.timeline.spans.extend(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
 
 
 def plan_label(plan: Plan) -> str:

@@ -24,8 +24,8 @@ _NO_ROWS = (0.0,) * _COUNTS
 Read = Callable[[Sequence[Any]], Sequence[Any]]
 _GIVEN = -1
 """Family of a group that no tape prices."""
-_KEPT = 24
-"""Prices whose tapes are kept for other simulations."""
+_KEPT = 64
+"""Prices whose tapes, and plans whose order, are kept for other simulations."""
 
 
 class _Shape(NamedTuple):
@@ -206,7 +206,7 @@ class Laying:
         tasks = len(groups.tasks)
         return _Shape(
             groups,
-            tuple(Order.of(groups.turns)),
+            _order_of(groups),
             table,
             np.array(groups.runs_on, dtype=np.int64),
             sets,
@@ -311,6 +311,12 @@ class _Tapes:
 
 def _first_of(tapes: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(tapes, dtype=np.int64)
+
+
+@lru_cache(maxsize=_KEPT)
+def _order_of(groups: CostGroups) -> tuple[npt.NDArray[np.int64], ...]:
+    """The order of a plan's tasks in the arrays that the kernel takes."""
+    return tuple(Order.of(groups.turns))
 
 
 @lru_cache(maxsize=_KEPT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ _QUEUES = (ResourceAwareQueue, ContinuousQueue)
 """Queues that the kernel knows; a queue derived from them chooses otherwise."""
 _MOST = {True: 4096, False: 128}
 """Most iterations of a stretch where tasks are skipped, and where the times of all are kept."""
+_FEW = 64
+"""Iterations of the first stretch of a simulation that may be stopped."""
+_BRIEF = 0.04
+"""Seconds of a stretch of a simulation that may be stopped."""
 
 
 def takes(prepared: Prepared) -> bool:
@@ -43,15 +48,16 @@ def takes(prepared: Prepared) -> bool:
 
 
 class Stretches:
-    """Makes stretches of one run."""
+    """Makes stretches of one run; `briefly` at first few iterations, and no more than take about `_BRIEF` seconds."""
 
-    def __init__(self, laying: Laying, prepared: Prepared, *, skip: bool) -> None:
+    def __init__(self, laying: Laying, prepared: Prepared, *, skip: bool, briefly: bool = False) -> None:
         self._laying = laying
         self.tasks = prepared.lowering.tasks(Step.MIDDLE)
         self._parts = prepared.lowering.schedule.parts
         self._cost = prepared.cost
         self._skip = skip
         self._most = _MOST[skip]
+        self._limit = min(_FEW, self._most) if briefly else self._most
         self._whole = np.empty((self._most, 5), dtype=np.int64)
         self._real = np.empty((self._most, 4))
         self._begun = np.empty((4 * len(prepared.scenario.workload), 3), dtype=np.int64)
@@ -81,6 +87,7 @@ class Stretches:
         reals[fields.CONTEXT] = record.context
         tokens = (record.tokens.first, record.tokens.latest, self._begun)
         busy = np.array([record.busy[lane] for lane in LANES])
+        begun = perf_counter()
         self._laying.advance(
             self.tasks,
             self._parts,
@@ -88,6 +95,8 @@ class Stretches:
             (state.columns, (running, preempted, state.new.copy()), counts, reals, tokens, record.last),
             (self._whole, self._real, busy, self.starts, self.ends, self.before),
         )
+        if perf_counter() - begun < _BRIEF / 2:
+            self._limit = min(2 * self._limit, self._most)
         if not counts[fields.DONE]:
             return None
         queue.resume(self._after(state, counts, running, preempted))
@@ -109,7 +118,7 @@ class Stretches:
         counts[fields.RECOMPUTED] = state.recomputed
         counts[fields.FINISHED] = state.finished
         counts[fields.NUMBER] = number
-        counts[fields.LIMIT] = self._most
+        counts[fields.LIMIT] = self._limit
         counts[fields.LATEST] = -1
         counts[fields.BLOCK] = queue.blocks.block_size
         counts[fields.TOTAL] = queue.blocks.total

@@ -16,6 +16,7 @@ from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, contenders
 from workbench.stages import ExpertSet, Op
+from workbench.widgets.parts.still import with_still
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.stills import packed, still
 
@@ -137,11 +138,7 @@ class View(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The widget, and a still with its scenario for pages without a kernel."""
-        bundle = super()._repr_mimebundle_(**options)
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        if data is not None:
-            data.update(still(self.studio))
-        return bundle
+        return with_still(super()._repr_mimebundle_(**options), still(self.studio))
 
 
 class Builder(View):

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -22,19 +21,19 @@ from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Path as Place
 from workbench.plots.wiring import plot_wiring
 from workbench.scenario import Scenario
+from workbench.widgets.parts.still import DPI
 from workbench.widgets.state.studio import Studio
 
 KEY = "moe-workbench scenario"
 """Name under which a picture holds its scenario."""
-DPI = 110
 ID = "moe-workbench-scenario"
 """Name of the element of an SVG or a page that holds the scenario."""
 _KEPT = re.compile(rf'id="{ID}">([A-Za-z0-9+/=]*)<')
 
 
-def still(studio: Studio) -> dict[str, Any]:
-    """A picture of the wiring with its figures, as entries of a mime bundle; with the scenario inside if it can be."""
-    return {"image/png": base64.b64encode(_png(studio, studio.told())).decode()}
+def still(studio: Studio) -> bytes:
+    """A picture of the wiring with its figures, as PNG; with the scenario inside if it can be."""
+    return _png(studio, studio.told())
 
 
 def save_still(studio: Studio, path: str | Path) -> Path:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.simulate.kernels.compiling import entry
-from workbench.simulate.kernels.playing import places_before, play
+from workbench.simulate.kernels.compiling import entry, inner
+from workbench.simulate.kernels.playing import places_before, play, room_of
 from workbench.simulate.kernels.pricing import priced
 
 
@@ -53,9 +53,71 @@ def lay_out(
     int
         The first group for whose rows no tape holds, else -1; nothing else is written if there is one.
     """
+    room = room_of(order)
     values = np.empty(tapes[2][0, 8])
-    seconds = np.empty(len(groups))
-    slowdowns = np.empty(len(groups))
+    seconds = np.empty((2, len(groups)))
+    return laid_out(
+        order,
+        tapes,
+        first_of,
+        groups,
+        runs_on,
+        rows,
+        prices,
+        carried,
+        bandwidth,
+        packet,
+        skip,
+        starts,
+        ends,
+        busy,
+        told,
+        before,
+        values,
+        seconds,
+        room,
+    )
+
+
+@inner
+def _latest(ends: Any) -> Any:
+    """The latest end, at least 0; four at a time, none of which waits for another."""
+    one = two = three = four = 0.0
+    for task in range(0, len(ends) - 3, 4):
+        one = ends[task] if ends[task] > one else one
+        two = ends[task + 1] if ends[task + 1] > two else two
+        three = ends[task + 2] if ends[task + 2] > three else three
+        four = ends[task + 3] if ends[task + 3] > four else four
+    for task in range(len(ends) // 4 * 4, len(ends)):
+        one = ends[task] if ends[task] > one else one
+    return max(max(one, two), max(three, four))
+
+
+@inner
+def laid_out(
+    order: Any,
+    tapes: Any,
+    first_of: Any,
+    groups: Any,
+    runs_on: Any,
+    rows: Any,
+    prices: Any,
+    carried: Any,
+    bandwidth: Any,
+    packet: Any,
+    skip: Any,
+    starts: Any,
+    ends: Any,
+    busy: Any,
+    told: Any,
+    before: Any,
+    values: Any,
+    times: Any,
+    room: Any,
+) -> Any:
+    """See `lay_out`; the last three are arrays to work in."""
+    seconds = times[0]
+    slowdowns = times[1]
     dram = 0.0
     for group in range(len(groups)):
         family, base, rest = groups[group]
@@ -64,14 +126,12 @@ def lay_out(
         seconds[group] = carried if rest else prices[group, 0]
         slowdowns[group] = prices[group, 2]
         dram += prices[group, 1] * order[8][group, 1]
-    play(order, seconds, slowdowns, packet, skip, starts, ends, busy)
-    awaited = 0.0
+    play(order, seconds, slowdowns, packet, skip, starts, ends, busy, room)
     later = 0.0
     for place in range(len(runs_on)):
         later = max(later, ends[runs_on[place]])
         ends[runs_on[place]] = -ends[runs_on[place]]
-    for task in range(len(ends)):
-        awaited = max(awaited, ends[task])
+    awaited = _latest(ends)
     for place in range(len(runs_on)):
         ends[runs_on[place]] = -ends[runs_on[place]]
     if not skip:

@@ -243,36 +243,45 @@ def _alike(
 
 
 @inner
-def play(order: Any, seconds: Any, slowdowns: Any, packet: Any, skip: Any, starts: Any, ends: Any, busy: Any) -> Any:
-    """See `plan.play`; `starts` and `ends` (tasks,) and `busy` (lanes,) are written."""
-    bulk = order[1]
+def room_of(order: Any) -> Any:
+    """The arrays in which `play` notes its state, made once for all plans of an order."""
+    tasks = len(order[1])
+    most = 0
+    for task in range(tasks):
+        most += order[1][task]
+    under_way = (np.empty((_LANES, 2 * most + 1), np.int64), np.empty((_LANES, 2 * most + 1)))
+    rings = (np.zeros(_LANES, np.int64), np.zeros(_LANES, np.int64), np.zeros(_LANES + 1, np.int64))
+    noted = (np.zeros((2, 3), np.int64), np.empty((2, tasks)), np.empty((2, most, 5)), np.empty((2, _LANES, 3)))
+    return np.zeros((4, _LANES)), under_way, rings, noted, np.zeros((2, _LANES))
+
+
+@inner
+def play(
+    order: Any, seconds: Any, slowdowns: Any, packet: Any, skip: Any, starts: Any, ends: Any, busy: Any, room: Any
+) -> Any:
+    """See `plan.play`; `starts` and `ends` (tasks,) and `busy` (lanes,) are written, and `room`, see `room_of`."""
     repeats = order[6]
     repeat_lanes = order[7]
     groups = order[8]
-    tasks = len(bulk)
+    tasks = len(order[1])
+    of_lanes, under_way, rings, noted, since_free = room
     starts[:] = 0.0
     ends[:] = 0.0
-    free = np.zeros(_LANES)
-    over_at = np.zeros(_LANES)  # end of the last bulk transfer that no later task meets
+    of_lanes[:2] = 0.0
+    free = of_lanes[0]
+    over_at = of_lanes[1]  # end of the last bulk transfer that no later task meets
+    longer = of_lanes[2:]
     busy[:] = 0.0
     tracks = (free, busy, over_at)
-    most = 0
-    for task in range(tasks):
-        most += bulk[task]
-    under_way = (np.empty((_LANES, 2 * most + 1), np.int64), np.empty((_LANES, 2 * most + 1)))
-    head = np.zeros(_LANES, np.int64)
-    tail = np.zeros(_LANES, np.int64)
-    rings = (head, tail, np.zeros(_LANES + 1, np.int64))
+    head, tail, opened = rings
+    head[:] = 0
+    tail[:] = 0
+    opened[:] = 0
     index, since = under_way
+    sizes, window, moving, over = noted
     at = 0
     repeat = 0
     repeating = False
-    sizes = np.zeros((2, 3), np.int64)
-    window = np.empty((2, tasks))
-    moving = np.empty((2, most, 5))
-    over = np.empty((2, _LANES, 3))
-    longer = np.empty((2, _LANES))
-    since_free = np.empty((2, _LANES))
     last0 = 0.0
     new = 0
     count = len(repeats) if skip else 0

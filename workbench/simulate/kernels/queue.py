@@ -228,9 +228,14 @@ def count(columns: Any, running: Any, counts: Any, standing: Any, decodes: Any, 
     for part in range(parts):
         context = 0
         number = 0
-        for place in range(part, decodes, parts):
-            context += offsets[place]
-            number += 1
+        if parts == 1:
+            number = decodes
+            for place in range(decodes):
+                context += offsets[place]
+        else:
+            for place in range(part, decodes, parts):
+                context += offsets[place]
+                number += 1
         rows[8 * part + 1] = number
         rows[8 * part + 3] = context + number * counts[DECODED]
         rows[8 * part + 4] = number

@@ -27,7 +27,8 @@ from workbench.simulate.kernels.fields import (
     RUNNING,
     TOTAL,
 )
-from workbench.simulate.kernels.layout import lay_out
+from workbench.simulate.kernels.layout import laid_out
+from workbench.simulate.kernels.playing import room_of
 from workbench.simulate.kernels.pricing import priced
 from workbench.simulate.kernels.queue import choose, complete, count, goes_on, leave, stand
 
@@ -204,6 +205,8 @@ def advance(
     held_by = np.empty(_LANES)
     read = np.empty(3)
     values = np.empty(tapes[2][0, 8])
+    seconds = np.empty((2, len(groups)))
+    room = room_of(order)
     standing = stand(columns, running, counts)
     missing = -1
     while counts[DONE] < counts[LIMIT]:
@@ -211,7 +214,7 @@ def advance(
             break
         done = counts[DONE]
         row = 0 if skip else done
-        missing = lay_out(
+        missing = laid_out(
             order,
             tapes,
             first_of,
@@ -228,6 +231,9 @@ def advance(
             held_by,
             told,
             before[row],
+            values,
+            seconds,
+            room,
         )
         if missing < 0 and reading >= 0 and not priced(reading, 0, rows, tapes, first_of, values, read):
             missing = len(groups)

@@ -294,7 +294,11 @@ function render({ model, el }) {
   model.on("change:tracks", load);
   const resized = new ResizeObserver(() => chart.draw());
   resized.observe(chart.canvas);
-  const theme = new MutationObserver(() => chart.draw());
+  // A theme is loaded while the page is hidden: whoever observes anew is told the size once it is shown.
+  const theme = new MutationObserver(() => {
+    resized.disconnect();
+    resized.observe(chart.canvas);
+  });
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name"] });
   return () => {
     resized.disconnect();

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 
 from workbench.core.timeline import Timeline
-from workbench.plots import task_colour
+from workbench.plots import plot_timeline, task_colour
+from workbench.widgets.parts.still import png_of, with_still
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Gantt(anywidget.AnyWidget):
@@ -27,12 +31,32 @@ class Gantt(anywidget.AnyWidget):
     labels = traitlets.Dict().tag(sync=True)
     tracks: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
+    _titled: Sequence[tuple[str, Timeline]] = ()
+
     def show(self, titled: Sequence[tuple[str, Timeline]]) -> None:
         """Draw these timelines, each from its own begin; an empty sequence clears the chart."""
+        self._titled = tuple(titled)
         with self.hold_sync():
             self.labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
             self.colours = {code: task_colour(code) for code in self.labels}
             self.tracks = [track(title, timeline) for title, timeline in titled]
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The widget, and a still of the whole chart for pages without a kernel."""
+        bundle = super()._repr_mimebundle_(**options)
+        return with_still(bundle, png_of(_whole(self._titled))) if self._titled else bundle
+
+
+def _whole(titled: Sequence[tuple[str, Timeline]]) -> Figure:
+    """Timelines one above the other on one time axis, each from its own begin."""
+    import matplotlib.pyplot as plt
+
+    height = 0.8 + sum(0.6 + 0.3 * len(timeline.lanes) for _, timeline in titled)
+    figure, axes = plt.subplots(len(titled), figsize=(11, height), squeeze=False, layout="constrained")
+    longest = max(timeline.seconds for _, timeline in titled)
+    for ax, (title, timeline) in zip(axes.flat, titled, strict=True):
+        plot_timeline(timeline, ax, title=title, seconds=longest)
+    return figure
 
 
 def track(title: str, timeline: Timeline) -> dict[str, Any]:

@@ -102,7 +102,11 @@ export default () => {
       };
       const resized = new ResizeObserver(remeasure);
       resized.observe(grid);
-      const theme = new MutationObserver(remeasure);
+      // A theme is loaded while the page is hidden: whoever observes anew is told the size once it is shown.
+      const theme = new MutationObserver(() => {
+        resized.disconnect();
+        resized.observe(grid);
+      });
       theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name"] });
       views.add(show);
       return () => {

@@ -20,9 +20,9 @@ from workbench.widgets.state.offered import (
     models_offered,
     schedulers_offered,
     schedules_offered,
-    why_not,
     workloads_offered,
 )
+from workbench.widgets.state.predictions import Refused
 from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, kv_steps
 from workbench.workload.resizing import sizes
 
@@ -70,7 +70,7 @@ class Slider:
             return nearest(values, value)
         return min(range(len(values)), key=lambda place: abs(values[place] - value))
 
-    def plain(self, settings: Settings) -> Plain | None:
+    def plain(self, settings: Settings, _: object = None) -> Plain | None:
         """The slider for the browser; None if it has no meaning at these settings."""
         steps = self.steps(settings)
         if len(steps) < 2:
@@ -130,14 +130,14 @@ class Chooser:
     write: Callable[[Settings, Any], Settings]
     checked: bool = False
 
-    def plain(self, settings: Settings) -> Plain:
+    def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
         """The chooser for the browser."""
         chosen = self.read(settings)
         offered = self.options(settings)
         options = []
         for label, value in offered.items():
-            why = why_not(self.write(settings, value)) if self.checked and value != chosen else ""
-            options.append({"value": label, "label": label, "why": why})
+            why = refused(self.write(settings, value)) if self.checked and value != chosen else None
+            options.append({"value": label, "label": label, "why": why.why if why else ""})
         value = next((label for label, value in offered.items() if value == chosen), "")
         return {"name": self.name, "label": self.label, "kind": "choice", "value": value, "options": options}
 
@@ -211,11 +211,14 @@ class Controls:
     def __getitem__(self, name: str) -> Control:
         return next(control for control in self if control.name == name)
 
-    def plain(self, settings: Settings) -> Plain:
-        """All controls for the browser, without those that have no meaning at these settings."""
+    def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
+        """All controls for the browser, without those that have no meaning at these settings.
+
+        `refused` says why settings do not go together.
+        """
         groups = []
         for title, controls in self.groups.items():
-            shown = [plain for control in controls if (plain := control.plain(settings)) is not None]
+            shown = [plain for control in controls if (plain := control.plain(settings, refused)) is not None]
             groups.append({"title": title, "controls": shown})
         return {"groups": groups}
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from workbench.analysis.explain import explain
+from workbench.core.errors import StoppedError
 from workbench.core.result import Result
 from workbench.core.timeline import Timeline
 from workbench.plots import middle
@@ -97,6 +99,8 @@ class Drawing:
     def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         try:
             self._draw(settings, overtaken)
+        except StoppedError:  # newer settings are drawn next
+            return
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
             self._publish("figures", {**EMPTY["figures"], "problem": problem, "pending": False})
@@ -105,20 +109,24 @@ class Drawing:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
 
         Long simulations come as samples first, and as a whole once nothing else is left to do.
+
+        Raises
+        ------
+        StoppedError
+            If these settings are overtaken.
         """
         chosen = settings.schedule
-        simulation = self._predictions.simulation
+        simulation = partial(self._predictions.simulation, until=overtaken)
         self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)})
-        if overtaken():
-            return
+        self._curves(settings, overtaken, most=1)
         self._lanes(settings)
         schedules = self._schedules(settings)
         for soon in (True, False):
             found = dict[str, Result | Refused]()
             for schedule in sorted(schedules, key=lambda each: each != chosen):
+                found[schedule.name] = simulation(settings, schedule, soon=soon)
                 if overtaken():
                     return
-                found[schedule.name] = simulation(settings, schedule, soon=soon)
             self._figures(settings, found, with_prices=not soon)
             if soon:
                 self._curves(settings, overtaken)
@@ -185,22 +193,25 @@ class Drawing:
 
     # ------------------------------------------------------------------------------------------------------- curves
 
-    def _curves(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
-        """Draw bound and schedules over one setting, outward from its present value."""
+    def _curves(self, settings: Settings, overtaken: Callable[[], bool], most: int = POINTS) -> None:
+        """Draw bound and schedules over one setting, outward from its present value; at once only `most` points."""
         axis = self._axis if len(self._axis.steps(settings)) > 1 else KV_CAPACITY
         values = tuple(step.value for step in axis.steps(settings))
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
-        points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        points = _Points({}, set())
         due = time.monotonic() + _PATIENCE
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
         rounds = ([], schedules) if schedules and loader().there else ([],)
         for others in rounds:  # the chosen schedule and the bound are complete before the others begin
-            for place in places:
-                if overtaken():
-                    return
+            for place in places[:most]:
                 number = int(place) - 1
                 at = settings if number == axis.at(settings) else axis.write(settings, values[number])
-                self._add_points(points, at, others, drawn_at(axis, at))
+                self._add_points(points, at, others, drawn_at(axis, at), overtaken)
+                if overtaken():
+                    return
+                if most == 1:
+                    self._show_curves(axis, settings, points, busy=True)
+                    return
                 if time.monotonic() > due:
                     self._show_curves(axis, settings, points, busy=True)
                     due = time.monotonic() + _PATIENCE
@@ -208,29 +219,33 @@ class Drawing:
 
     def _add_points(
         self,
-        points: dict[tuple[str, str], list[tuple[float, float]]],
+        points: _Points,
         at: Settings,
         others: Sequence[Schedule],
         where: float,
+        overtaken: Callable[[], bool],
     ) -> None:
         """Add the points at one place: of the other schedules, or if there are none of the bound and the chosen one."""
-        bound = self._predictions.bound(at)
-        if not others and isinstance(bound, Result):
-            points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
+        if not others and isinstance(bound := self._predictions.bound(at), Result):
+            points.of.setdefault("bound", []).append((where, bound.gen_tok_s))
         for schedule in others or [at.schedule]:
-            rate = self._predictions.rate(at, schedule, soon=True)
-            if not math.isnan(rate):
-                points.setdefault((schedule.name, "simulated"), []).append((where, rate))
+            found = self._predictions.simulation(at, schedule, soon=True, until=overtaken)
+            if isinstance(found, Refused):
+                continue
+            if _sample(found, at.requests):
+                points.sampled.add(schedule.name)
+            rate = self._predictions.of_all(found, at.on(schedule=schedule))
+            points.of.setdefault(schedule.name, []).append((where, rate))
 
     def _show_curves(
         self,
         axis: Slider,
         settings: Settings,
-        points: dict[tuple[str, str], list[tuple[float, float]]],
+        points: _Points,
         *,
         busy: bool,
     ) -> list[Plain]:
-        lines = [line(name, kind, found) for (name, kind), found in points.items()]
+        lines = [line(name, points.kind(name), found) for name, found in points.of.items()]
         chosen = settings.schedule.name
         runs = [(drawn_at(axis, at), run) for at, run in self._measured() if _differ_in(axis, at, settings)]
         for name in dict.fromkeys(run.schedule for _, run in runs):
@@ -256,6 +271,19 @@ class Drawing:
     def _beside(self, settings: Settings) -> list[Result]:
         """Measurements at these settings, under any schedule."""
         return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
+
+
+class _Points(NamedTuple):
+    """Points of curves by the names of their schedules or the bound, and the schedules of which some are samples."""
+
+    of: dict[str, list[tuple[float, float]]]
+    sampled: set[str]
+
+    def kind(self, name: str) -> str:
+        """Kind of a curve: the bound, simulations of all requests, or some of samples."""
+        if name == "bound":
+            return "bound"
+        return "sample" if name in self.sampled else "simulated"
 
 
 def drawn_at(axis: Slider, settings: Settings) -> float:

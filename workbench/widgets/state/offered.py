@@ -17,7 +17,6 @@ from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule
 from workbench.schedules.contenders import every_candidate
 from workbench.serving import fits
-from workbench.serving.prepared import price
 from workbench.widgets.state.settings import Settings, whole_machine
 from workbench.workload import Workload, workloads
 
@@ -108,15 +107,6 @@ def schedules_offered(own: tuple[Schedule, ...]) -> Mapping[str, Schedule]:
     """The given schedules and every other one of the package, by name."""
     every = {schedule.name: schedule for schedule in own}
     return {**every, **{each.name: each for each in every_candidate() if each.name not in every}}
-
-
-def why_not(settings: Settings) -> str:
-    """The reason why these settings go together in no schedule or scheduler, or an empty text."""
-    try:
-        price(settings.predicted(), settings.schedule)
-    except WorkbenchError as error:
-        return str(error)
-    return ""
 
 
 def unfit(settings: Settings) -> bool:

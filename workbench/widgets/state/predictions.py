@@ -11,38 +11,51 @@ from typing import NamedTuple, TypeVar
 
 from workbench.analysis.costs import Costs, costs
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import StoppedError, WorkbenchError
 from workbench.core.latency import Latencies
 from workbench.core.result import Iterations, Result
 from workbench.core.timeline import Timeline
 from workbench.perfmodels import bound
+from workbench.perfmodels.bound import least_iterations
 from workbench.scenario import Scenario
-from workbench.schedules import Schedule
+from workbench.scheduler.base import most_running
+from workbench.schedules import Schedule, Sequential
 from workbench.serving import fits
 from workbench.serving.ledger import Ledger
+from workbench.serving.prepared import price
 from workbench.simulate import Detail, simulate, typical_iteration
 from workbench.simulate.loading import loader
-from workbench.widgets.state.settings import Settings
+from workbench.widgets.parts.recent import Recent
+from workbench.widgets.state.settings import Settings, full_link
 
 _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
-SOON = 0.15
+SOON = 0.08
 """Longest simulation that is to follow a slider [s]."""
+FULL = 0.3
+"""Longest simulation of a sample that fills the cache [s]."""
 PATIENT = 2.5
 """Longest simulation at rest [s]."""
-_PROBED = 200
-"""Iterations of the probe that times a simulation; a shorter simulation needs no probe."""
 _FILLINGS = 2
-"""Number of times that a sample fills the cache at least, however long it takes."""
+"""Number of times that a sample fills the cache, if there is time for it."""
 _FEW = 32
 """Pictures and prices that are kept; they are larger, and of the present settings alone."""
+_ENOUGH = 1e9
+"""KV capacity that holds the longest request of any workload [tokens]."""
+_ANY = Sequential()
+"""Stands for the schedule where none is asked for."""
 
 
 class Refused(NamedTuple):
-    """The reason why there is no prediction."""
+    """No prediction, and the error that says the reason."""
 
-    why: str
+    error: WorkbenchError
+
+    @property
+    def why(self) -> str:
+        """The reason, which takes a search for what would fit where a memory is too small."""
+        return str(self.error)
 
 
 class Predictions:
@@ -50,11 +63,11 @@ class Predictions:
 
     def __init__(self) -> None:
         loader().hasten()
-        self._scenario = lru_cache(maxsize=64)(_scenario)
+        self._scenario = lru_cache(maxsize=_KEPT)(_scenario)
+        self._refusals = lru_cache(maxsize=_KEPT)(self._refused)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
-        self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
-        self._paces = dict[Hashable, float]()
-        self._samples = lru_cache(maxsize=_KEPT)(self._sample_of)
+        self._simulations = Recent[Settings, Result | Refused](_KEPT)
+        self._paces = Recent[Hashable, float](_KEPT)
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
         self._played = lru_cache(maxsize=1)(self._asking(_played))
@@ -62,24 +75,49 @@ class Predictions:
         self._costs = lru_cache(maxsize=_FEW)(self._asking(lambda scenario, _: costs(scenario)))
 
     def scenario(self, settings: Settings) -> Scenario | Refused:
-        """The scenario of these settings."""
-        return self._scenario(settings)
+        """The scenario of these settings, one for all schedules."""
+        return self._scenario(settings.on(schedule=_ANY))
+
+    def refused(self, settings: Settings) -> Refused | None:
+        """The reason why these settings go together in no schedule or scheduler, however much memory there is."""
+        machine = settings.machine
+        roomy = settings.on(link=full_link(machine), gpu_memory=machine.gpu.memory, kv_tokens=_ENOUGH)
+        return self._refusals(roomy)
 
     def bound(self, settings: Settings) -> Result | Refused:
         """The bound."""
         return self._bounds(settings)
 
-    def simulation(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> Result | Refused:
+    def simulation(
+        self, settings: Settings, schedule: Schedule, *, soon: bool = False, until: Callable[[], bool] = lambda: False
+    ) -> Result | Refused:
         """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
 
         `soon` allows less time for it.
+
+        Raises
+        ------
+        StoppedError
+            If `until`, which is asked meanwhile, becomes true.
         """
         asked = settings.on(schedule=schedule)
-        return self._simulations(asked.on(sample=self._samples(asked, soon, loader().there)))
+        longest = SOON if soon else PATIENT
+        found = self._simulations.get(asked)
+        if found is None:
+            number = self._sample(asked, longest)
+            due = perf_counter() + 2 * longest
+            found = self._simulated(asked.on(sample=number), lambda: until() or (not number and perf_counter() > due))
+        if found is None and not until():  # it took longer than its pace, or than an unknown one
+            found = self._simulated(asked.on(sample=self._sample(asked, longest)), until)
+        if found is None:
+            raise StoppedError("the simulation was overtaken.")
+        return found
 
-    def rate(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> float:
+    def rate(
+        self, settings: Settings, schedule: Schedule, *, soon: bool = False, until: Callable[[], bool] = lambda: False
+    ) -> float:
         """Output tokens/s of a simulation; of a sample at most the bound of all. NaN for none."""
-        found = self.simulation(settings, schedule, soon=soon)
+        found = self.simulation(settings, schedule, soon=soon, until=until)
         if isinstance(found, Refused):
             return math.nan
         return self.of_all(found, settings.on(schedule=schedule))
@@ -94,48 +132,50 @@ class Predictions:
 
     def forget(self) -> None:
         """Drop everything that is kept."""
-        for kept in (self._scenario, self._bounds, self._simulations, self._samples, self._ledgers, self._lanes):
+        for kept in (self._scenario, self._refusals, self._bounds, self._ledgers, self._lanes):
             kept.cache_clear()
         self._played.cache_clear()
+        self._simulations.clear()
 
-    def _sample_of(self, settings: Settings, soon: bool, _: bool) -> int:
+    def _sample(self, settings: Settings, longest: float) -> int:
         """Number of the requests that are simulated, or 0 for all.
 
-        If all would take too long, some stay, evenly from the first to the last, that fill the cache several times
-        over: where many iterations are needed, few requests run at once, and a sample of them runs as all of them do.
-        A probe with a few of them tells how long all take.
+        If all would take longer than `longest` [s], some stay, evenly from the first to the last: as many as fill the
+        cache several times over, since where many iterations are needed few requests run at once, and a sample of them
+        runs as all of them do. If these take longer than `FULL`, it is fewer still.
         """
-        bound = self.bound(settings)
-        if isinstance(bound, Refused) or bound.iterations <= _PROBED or len(settings.workload.arrival):
+        pace = self._paces.get(_wired(settings))
+        scenario = self.scenario(settings)
+        if pace is None or isinstance(scenario, Refused) or len(settings.workload.arrival):
             return 0
-        seconds = bound.iterations * self._pace(settings, bound.iterations)
-        longest = SOON if soon else PATIENT
-        least = settings.requests * _FILLINGS * settings.output_len / bound.iterations
-        wanted = max(settings.requests * longest / seconds, least) if seconds else settings.requests
-        return 0 if wanted >= settings.requests else max(1, round(wanted))
+        iterations = _least_iterations(scenario)
+        in_time = settings.requests * longest / (iterations * pace)
+        if in_time >= settings.requests:
+            return 0
+        filling = settings.requests * _FILLINGS * settings.output_len / iterations
+        return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
 
-    def _pace(self, settings: Settings, iterations: int) -> float:
-        """Simulation time per iteration of the bound [s], probed once for each wiring and schedule."""
-        wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
-        key = (*wired, loader().there)
-        if key not in self._paces:
-            few = max(1, round(settings.requests * _PROBED / iterations))
-            taken = self._timed(settings.on(sample=few))
-            if taken < SOON:  # the first time, tasks are lowered and priced too
-                taken = self._timed(settings.on(sample=few))
-            self._paces[key] = taken * settings.requests / few / iterations
-        return self._paces[key]
-
-    def _timed(self, settings: Settings) -> float:
-        """Time of a simulation that is not kept [s]; 0 if there is none."""
-        scenario = self._scenario(settings)
+    def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
+        """A simulation of the sample of these settings, which is kept; None if it was stopped."""
+        found = self._simulations.get(settings)
+        if found is not None:
+            return found
         begin = perf_counter()
-        try:
-            if isinstance(scenario, Scenario):
-                simulate(scenario, settings.schedule)
-        except WorkbenchError:
-            return 0.0
-        return perf_counter() - begin
+        found = self._asking(lambda scenario, schedule: _simulated(scenario, schedule, until))(settings)
+        if isinstance(found, Result):
+            self._note_pace(settings, found, perf_counter() - begin)
+            if found.stopped:
+                return None
+        self._simulations[settings] = found
+        return found
+
+    def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:
+        """Note the simulation time per iteration of the bound [s], of a simulation that may have been stopped."""
+        scenario = self.scenario(settings)
+        if isinstance(scenario, Scenario):
+            share = found.generated / scenario.workload.as_served.output_len.sum()
+            pace = seconds / (share * _least_iterations(scenario)) if share else math.inf
+            self._paces[_wired(settings)] = min(pace, self._paces.get(_wired(settings)) or pace)
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
@@ -161,29 +201,45 @@ class Predictions:
         """A reader of settings."""
 
         def ask(settings: Settings) -> _Answer | Refused:
-            scenario = self._scenario(settings)
+            scenario = self.scenario(settings)
             if isinstance(scenario, Refused):
                 return scenario
             try:
                 return read(scenario, settings.schedule)
             except WorkbenchError as error:
-                return Refused(str(error))
+                return Refused(error.with_traceback(None))  # its frames would be kept
 
         return ask
+
+    def _refused(self, settings: Settings) -> Refused | None:
+        found = self._asking(price)(settings)
+        return found if isinstance(found, Refused) else None
+
+
+def _least_iterations(scenario: Scenario) -> int:
+    """See `least_iterations`."""
+    running = most_running(scenario.scheduler)
+    return least_iterations(scenario.workload.as_served, scenario.kv_blocks, scenario.memory.kv_block, running)
+
+
+def _wired(settings: Settings) -> Hashable:
+    """What decides how long an iteration takes to simulate."""
+    wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
+    return (*wired, loader().there)
 
 
 def _scenario(settings: Settings) -> Scenario | Refused:
     try:
         return settings.predicted()
     except WorkbenchError as error:
-        return Refused(str(error))
+        return Refused(error.with_traceback(None))
 
 
 def _played(scenario: Scenario, schedule: Schedule) -> Timeline:
     return simulate(scenario, schedule, detail=Detail.TASK).timeline
 
 
-def _simulated(scenario: Scenario, schedule: Schedule) -> Result:
+def _simulated(scenario: Scenario, schedule: Schedule, until: Callable[[], bool]) -> Result:
     """A simulation without what takes memory: nothing that is kept here shows it."""
-    found = simulate(scenario, schedule)
+    found = simulate(scenario, schedule, until=until)
     return replace(found, timeline=Timeline(), latencies=Latencies(), steps=Iterations())

@@ -22,6 +22,7 @@ from workbench.widgets.state.settings import Settings
 
 PERIOD = 1 / 8  # seconds between two updates
 _HISTORY = 479  # samples: with the newest a minute
+HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0}
 
 
@@ -81,10 +82,6 @@ class Runs:
     def busy(self) -> bool:
         """True while runs are going on."""
         return self._busy
-
-    def refuse(self, why: str) -> None:
-        """Say why something cannot be done while runs are going on."""
-        self._publish({**self._last, "text": why})
 
     def allow(self, why: str) -> None:
         """Set the reason why the present settings cannot run; an empty text allows them."""
@@ -174,7 +171,8 @@ class Runs:
         self._last = told
         can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
-        self._show({**told, "can": can, "why": self._why, "channels": channels})
+        held = HELD if self.busy else ""
+        self._show({**told, "can": can, "why": self._why, "held": held, "channels": channels})
 
 
 def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:

@@ -14,12 +14,11 @@ from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
-from workbench.serving.prepared import price
 from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
-from workbench.widgets.state.offered import why_not, why_not_live
+from workbench.widgets.state.offered import why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs, swept
 from workbench.widgets.state.settings import Settings
@@ -31,7 +30,6 @@ POINTS = 5
 """Values of the setting that a sweep goes along."""
 _DURING_RUNS = frozenset({"pause", "resume", "stop", "ready", "keep", "axis", "pin", "unpin"})
 """Messages that are answered while runs are going on."""
-_HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
@@ -106,14 +104,14 @@ class Studio:
     def answer(self, message: Message) -> None:
         """Do what a message says; one that is not known, or of no use any more, changes nothing.
 
-        While runs are going on, settings and wiring stay as they are.
+        While runs are going on, settings and wiring stay as they are; see `runs.HELD`.
         """
         verb = message.get("do")
         act = getattr(self, f"_on_{verb}", None)
         with self._lock:
             if self.runs.busy and verb not in _DURING_RUNS:
-                self.runs.refuse(_HELD)
-            elif act is not None:
+                return
+            if act is not None:
                 act(message)
             elif verb in self.wirings.verbs:
                 now = self.settings
@@ -142,17 +140,30 @@ class Studio:
             self._out(name, value)
 
     def _show(self) -> None:
-        """Publish everything that follows at once, and let the rest be drawn."""
+        """Publish everything that follows at once, and let the rest be drawn.
+
+        The rest begins to be computed meanwhile: compiled simulations run beside Python.
+        """
         with self._lock:
             now = self.settings
-            self._out("settings", self.controls.plain(now))
+            self.drawing.put(now)
+            self._out("settings", self.controls.plain(now, self.predictions.refused))
             self._show_wiring()
             self._out("code", self.wirings.code(now.pipeline))
             self._out("variants", self.variants.plain())
             fault = self.wirings.fault(now.pipeline)
-            problem = fault[1].text if fault is not None else why_not(now)
-            self.runs.allow(problem or why_not_live(now))
-            self.drawing.put(now)
+            self.runs.allow(fault[1].text if fault is not None else self._why_not() or why_not_live(now))
+
+    def _why_not(self) -> str:
+        """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
+        scenario = self.predictions.scenario(self.settings)
+        found = scenario if isinstance(scenario, Refused) else self.predictions.refused(self.settings)
+        return found.why if found else ""
+
+    def _takes(self, settings: Settings) -> bool:
+        """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
+        found = self.predictions.refused(settings)
+        return found is None or not isinstance(found.error, ScheduleError)
 
     def _show_wiring(self) -> None:
         costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
@@ -180,7 +191,7 @@ class Studio:
     def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
         settings = self.settings.on(pipeline=pipeline, schedule=wanted)
-        if self.wirings.fault(pipeline) is None and not _takes(settings):
+        if self.wirings.fault(pipeline) is None and not self._takes(settings):
             settings = settings.on(schedule=Overlap())
         self._change(settings, wanted=wanted)
 
@@ -233,14 +244,16 @@ class Studio:
         try:
             ledger = fits(scenario, self.settings.schedule)
         except WorkbenchError:
-            if not _takes(self.settings):
+            if not self._takes(self.settings):
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
         for change in ledger.changes:
-            if change.scenario.machine != scenario.machine:
-                continue  # no control gives a machine more memory
             fixed = _changed(self.settings, change.scenario, change.schedule)
+            if fixed.limited.gpu.memory < change.scenario.machine.gpu.memory or (
+                change.scenario.machine.cpu != scenario.machine.cpu
+            ):
+                continue  # no control gives a machine more memory than it has
             told.append(self._fix(fixed, f"Use {change.text}"))
         return told
 
@@ -324,18 +337,13 @@ class Studio:
         self.drawing.wait(_PATIENCE)
 
 
-def _takes(settings: Settings) -> bool:
-    """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
-    try:
-        price(settings.predicted(), settings.schedule)
-    except ScheduleError:
-        return False
-    except WorkbenchError:
-        pass
-    return True
-
-
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
     """The settings with the memory, machine, requests and schedule of a scenario that fits."""
     found = Settings.of(scenario, schedule)
-    return settings.on(memory=found.memory, kv_tokens=found.kv_tokens, scheduler=found.scheduler, schedule=schedule)
+    return settings.on(
+        memory=found.memory,
+        kv_tokens=found.kv_tokens,
+        scheduler=found.scheduler,
+        schedule=schedule,
+        gpu_memory=min(scenario.machine.gpu.memory, settings.machine.gpu.memory),
+    )

@@ -219,6 +219,7 @@ export interface Live {
   why: string;
   text: string;
   share: number;
+  held?: string; // why settings and wiring stay as they are
   channels: Channel[];
 }
 

@@ -67,6 +67,11 @@ export class Talk {
     return this.n;
   }
 
+  // True while a control's newest value is not answered.
+  waits(name: string): boolean {
+    return this.channels.has(name);
+  }
+
   // Change the wiring: shown at once, sent after the changes before it.
   edit(change: Change): void {
     this.edits.push({ change, sent: null, settled: false });

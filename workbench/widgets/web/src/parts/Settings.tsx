@@ -8,10 +8,11 @@ import { SliderField } from "./SliderField";
 
 export function Settings(): ReactNode {
   const { groups } = useTrait("settings");
+  const { held } = useTrait("live");
   return (
     <Panel title="Settings" name="settings">
       {groups.map(({ title, controls }) => (
-        <fieldset key={title} className="wb-group">
+        <fieldset key={title} className="wb-group" disabled={Boolean(held)} title={held}>
           <legend>{title}</legend>
           <div className="wb-controls">
             {controls.map((control) => (
