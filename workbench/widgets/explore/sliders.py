@@ -20,7 +20,7 @@ DPI = 100
 _WIDE = {"width": "420px"}
 
 
-class Explore(w.VBox):  # type: ignore[misc]
+class Sliders(w.VBox):  # type: ignore[misc]
     """A picture that follows its controls, one for every named argument.
 
     Parameters
@@ -42,7 +42,7 @@ class Explore(w.VBox):  # type: ignore[misc]
 
     Examples
     --------
-    >>> Explore(lambda ax, kv="70GB": plot_my_prediction(kv, ax), kv=["35GB", "70GB", "140GB"])  # doctest: +SKIP
+    >>> Sliders(lambda ax, kv="70GB": plot_my_prediction(kv, ax), kv=["35GB", "70GB", "140GB"])  # doctest: +SKIP
     """
 
     def __init__(
