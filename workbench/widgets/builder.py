@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import traitlets
 
@@ -35,7 +35,7 @@ class View(Page):
         The user's own operations and sets of experts by the names of their variables, by default those of the notebook.
     """
 
-    _parts = _WIRED
+    _parts: ClassVar[Sequence[str]] = _WIRED
     wiring: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
     code: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
     settings: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)

@@ -136,13 +136,13 @@ def over(grid: Grid, look: Look, *, x: str | None = None, y: str | None = None) 
     ScenarioError
         If there is no such axis.
     """
-    for name in filter(None, (x, y)):
-        axis_of(grid, name)
     if x is not None:
+        axis_of(grid, x)
         return replace(look, x=x, y=look.x if x == look.y else look.y)
-    if y is not None and not grid.zipped:
-        return replace(look, y=y, x=_other(grid, look, y) if y == look.x else look.x)
-    return look
+    if not y or grid.zipped:
+        return replace(look, y="")
+    axis_of(grid, y)
+    return replace(look, y=y, x=_other(grid, look, y) if y == look.x else look.x)
 
 
 def _other(grid: Grid, look: Look, taken: str) -> str:

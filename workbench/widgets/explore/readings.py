@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from workbench.analysis.sweeps.store import Store
 from workbench.core.errors import WorkbenchError
 from workbench.core.result import Source
 from workbench.perfmodels import bound
+from workbench.widgets.explore.look import Matrix
 
 
 class Readings:
@@ -64,13 +65,14 @@ class Readings:
             return None
 
     def bound(self, place: Place) -> None:
-        """Read the bound of a point; one that cannot be is final for every reader."""
-        if place in self.rows or place in self.bounds:
-            return
-        row = read_point(replace(self.base, read=bound), self.grid.values(place))
-        self.bounds[place] = row
-        if row.problem and row.lasting:
-            self.rows[place] = row
+        """Read the bound of a point."""
+        if place not in self.rows and place not in self.bounds:
+            self.bounds[place] = read_point(replace(self.base, read=bound), self.grid.values(place))
+
+    def known(self, place: Place) -> Row | None:
+        """The reading of a point, or the reason why its bound could not be read; None for neither."""
+        before = self.bounds.get(place)
+        return self.rows.get(place, before if before is not None and before.problem else None)
 
     def read(self, place: Place) -> Row:
         """The reading of a point, which is read if it is not there, and committed."""
@@ -97,8 +99,7 @@ class Readings:
 
     def point(self, place: Place) -> Point:
         """A point, which is read if it is not there."""
-        self.read(place)
-        return self._sweep(self.grid, [place]).point(place)
+        return Point.of(self.base, self.grid, place, self.read(place))
 
     def sentences(self, place: Place) -> list[str]:
         """The explanation of a point's result beside its bound; none of one that was set aside."""
@@ -111,11 +112,11 @@ class Readings:
         """The explanation, if there is one already."""
         return self._sentences.get(place)
 
-    def part(self, points: Sequence[Sequence[Place]]) -> Sweep:
+    def part(self, points: Matrix) -> Sweep:
         """The sweep of some points, of which those that are missing stand aside."""
         flat = [place for row in points for place in row]
         if self.grid.zipped:
-            return self._sweep(self.grid, flat)
+            return Sweep.of(self.base, self.grid, {place: self._row(place) for place in self.grid.places()})
         kept = [sorted({place[axis] for place in flat}) for axis in range(len(self.grid.axes))]
         cut = Grid(tuple(_cut(axis, places) for axis, places in zip(self.grid.axes, kept, strict=True)))
         numbers = [dict(zip(places, range(len(places)), strict=True)) for places in kept]
@@ -124,18 +125,13 @@ class Readings:
         }
         return Sweep.of(self.base, cut, inside)
 
-    def _sweep(self, grid: Grid, places: Iterable[Place]) -> Sweep:
-        return Sweep.of(self.base, grid, {place: self._row(place) for place in places})
-
     def _row(self, place: Place) -> Row:
         return self.rows.get(place, Row({}, "not read yet", lasting=False))
 
 
 def _cut(axis: Axis, places: Sequence[int]) -> Axis:
     """Some of the values of an axis."""
-    return replace(
-        axis, values=tuple(axis.values[at] for at in places), labels=tuple(axis.labels[at] for at in places)
-    )
+    return replace(axis, values=tuple(axis.values[at] for at in places), labels=tuple(axis.labels[at] for at in places))
 
 
 def _explained(point: Point) -> list[str]:
@@ -145,6 +141,3 @@ def _explained(point: Point) -> list[str]:
         return explain([*most, result])
     except WorkbenchError as error:
         return [str(error)]
-
-
-Overtaken = Callable[[], bool]
