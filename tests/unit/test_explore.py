@@ -26,6 +26,7 @@ from workbench.widgets import Explore
 from workbench.widgets.explore import readings as readings_
 from workbench.widgets.explore.explorer import Explorer
 from workbench.widgets.explore.look import first_look, matrix, outward
+from workbench.widgets.explore.measured import Measured, sweep_of
 from workbench.widgets.explore.readings import Readings
 
 SCENARIO = tiny_scenario([8] * 6, [4] * 6)
@@ -375,3 +376,39 @@ def test_a_message_that_cannot_be_answered_is_told_until_the_next(view):
     assert "there is no axis 'nothing'" in view.explored["problem"]
     say(view, do="value", name="ttft")
     assert view.explored["problem"] == ""
+
+
+# -------------------------------------------------------------------------------------------------- what was run
+
+
+def ran(scenario, schedule):
+    """A run of which simulation says what it measured."""
+    result = wb.simulate(scenario, schedule)
+    return Measured(scenario, schedule, replace(result, source=Source.MEASURED))
+
+
+def test_runs_are_a_sweep_over_what_differed():
+    scenarios = [SCENARIO.on(memory=replace(SCENARIO.memory, kv_capacity=blocks * BLOCK)) for blocks in (3, 9)]
+    runs = [ran(scenarios[0], Sequential()), ran(scenarios[0], VSLPipe()), ran(scenarios[1], VSLPipe())]
+    found = sweep_of([*runs, runs[-1]])
+    assert found.grid.dims == ("kv_capacity", "schedule")
+    rates = {(3, "Sequential"): runs[0], (3, "VSLPipe"): runs[1], (9, "VSLPipe"): runs[2]}
+    for (blocks, name), each in rates.items():
+        at = found.dataset.sel(kv_capacity=blocks * BLOCK, schedule=name)
+        assert float(at.gen_tok_s) == each.result.gen_tok_s
+    (aside,) = found.problems
+    assert (aside.labels["schedule"], aside.problem) == ("Sequential", "this was not run")
+    assert found.best().result.source is Source.RECORDED
+    shown = Explore(found)
+    assert shown.wait(SECONDS)
+    assert shown.explored["cells"][0][1]["why"] == "this was not run"
+    shown.close()
+
+
+def test_runs_that_are_of_other_machines_or_slower_links_are_told_apart():
+    slower = SCENARIO.on(machine=SCENARIO.machine.limit(link="1MB/s"))
+    assert sweep_of([ran(SCENARIO, VSLPipe()), ran(slower, VSLPipe())]).grid.dims == ("link",)
+    one = sweep_of([ran(SCENARIO, VSLPipe())])
+    assert one.grid.dims == ("schedule",)
+    with pytest.raises(ScenarioError, match="nothing has been run here yet"):
+        sweep_of([])

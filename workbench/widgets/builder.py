@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import traitlets
 
+from workbench.analysis.sweeps import Sweep
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, contenders
 from workbench.stages import ExpertSet, Op
+from workbench.widgets.explore.measured import Measured, sweep_of
 from workbench.widgets.page import Page, shell
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.stills import packed, still
@@ -84,6 +86,18 @@ class View(Page):
     def schedule(self) -> Schedule:
         """The chosen schedule."""
         return self.studio.settings.schedule
+
+    @property
+    def measured(self) -> Sweep:
+        """The runs that ended here, as a sweep over the settings in which they differ.
+
+        Raises
+        ------
+        ScenarioError
+            If none has.
+        """
+        runs = self.studio.measured
+        return sweep_of([Measured(settings.scenario(), settings.schedule, result) for settings, result in runs])
 
     def _sample(self, samples: list[Any], fresh: bool) -> None:
         self.send({"samples": samples, "fresh": fresh})

@@ -18,6 +18,10 @@ from workbench.widgets.parts.words import alert
 
 DPI = 100
 _WIDE = {"width": "420px"}
+_DARK = """<style>
+[data-jp-theme-light="false"] .wb-explored { filter: invert(0.93) hue-rotate(180deg); }
+</style>"""
+"""White becomes the dark theme's background, black its ink, and colours keep their hue."""
 
 
 class Sliders(w.VBox):  # type: ignore[misc]
@@ -70,7 +74,7 @@ class Sliders(w.VBox):  # type: ignore[misc]
         self.picture.value = self._png()
         for control in self.controls.values():
             control.observe(self._follow, "value")
-        super().__init__([*self.controls.values(), self.said, self.picture])
+        super().__init__([*self.controls.values(), self.said, self.picture, w.HTML(_DARK)])
 
     @property
     def values(self) -> dict[str, Any]:
