@@ -38,7 +38,9 @@ CHOSEN = answering("chosen", "[view.chosen.labels, view.chosen.numbers.get('gen_
 DRAWN = answering(
     "drawn", "[view.explored['x']['name'], (view.explored['y'] or {}).get('name'), view.explored['value']['name']]"
 )
-READ = """() => [...document.querySelectorAll(".wb-explored header")].every(head => !head.innerText.includes("computing"))"""
+READ = """() => [...document.querySelectorAll(".wb-explored header")].every(
+    head => !head.innerText.includes("computing")
+)"""
 
 
 class Explored(Board):
