@@ -380,7 +380,7 @@ def test_the_data_set_has_units_and_its_origin(swept):
     data = swept.dataset
     assert data.kv_capacity.attrs["units"] == "B"
     assert data.kv_capacity.attrs["field"] == KV
-    assert data.ttft.attrs == {"units": "s", "long_name": "mean time to the first token"}
+    assert data.ttft.attrs == {"units": "s", "long_name": "mean time to the first token", "better": "less"}
     assert data.attrs["source"] == "simulated"
     assert data.attrs["machine"] == "small"
     assert "numpy" in json.loads(data.attrs["versions"])
@@ -481,7 +481,7 @@ def lines(ax):
 def test_one_numeric_field_makes_lines_with_the_bound(swept):
     (ax,) = swept.plot()
     found_ = lines(ax)
-    assert set(found_) == {"Sequential", "VSLPipe", "bound", "set aside"}
+    assert set(found_) == {"Sequential", "VSLPipe", "bound", "set aside", "best"}
     assert np.array_equal(
         found_["VSLPipe"].get_ydata(), swept.dataset.gen_tok_s.sel(schedule="VSLPipe"), equal_nan=True
     )

@@ -27,7 +27,8 @@ from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Builder, Dashboard, Gantt, Strip, scenario_in, stills
-from workbench.widgets.builder import Made, View
+from workbench.widgets.builder import View
+from workbench.widgets.page import Made
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state import runs as live_runs
@@ -161,7 +162,7 @@ def test_two_views_stay_apart(view, scenario, runs):
 def test_a_cell_that_is_run_again_closes_its_view_and_stops_its_run(scenario, runs, monkeypatch):
     before = set(View._opened)
     made = [Made("cell-a", "1"), Made("cell-b", "2"), Made("cell-a", "3"), Made()]
-    monkeypatch.setattr("workbench.widgets.builder._running_cell", lambda: made.pop(0))
+    monkeypatch.setattr("workbench.widgets.page._running_cell", lambda: made.pop(0))
     first, beside = Builder(scenario, names={}), Builder(scenario, names={})
     say(first, "start")
     until(lambda: bool(runs))

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -25,8 +27,16 @@ if TYPE_CHECKING:
 
 _GREY = "#6b7280"
 _REFUSED: Mapping[str, Any] = {"facecolor": "#f3f4f6", "edgecolor": "#9ca3af", "hatch": "////"}
+_BEST: Mapping[str, Any] = {
+    "marker": "*",
+    "linestyle": "",
+    "color": "k",
+    "markeredgecolor": "w",
+    "markersize": 10,
+    "zorder": 4,
+}
 _BOUND = "bound_gen_tok_s"
-_WIDE = 8.0
+WIDE = 8.0
 """Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 _TICKS = 8
 _SHOWN = 60
@@ -65,8 +75,8 @@ def plot_sweep(
     """Plot one variable of a sweep's data set.
 
     Lines go over the first numeric dimension, with another one as their colour, and dashed lines are bounds. Two
-    numeric dimensions make a heat map, in which points that were set aside are hatched. Up to two further dimensions
-    become columns and rows of panels.
+    numeric dimensions make a heat map, in which points that were set aside are hatched. The best point has a star. Up
+    to two further dimensions become columns and rows of panels.
 
     Parameters
     ----------
@@ -111,7 +121,7 @@ def plot_front(
     both = ((ax.xaxis, ax.set_xscale), (ax.yaxis, ax.set_yscale))
     for (axis, logarithmic), values, measure in zip(both, (x, y), measures, strict=True):
         axis.set_label_text(_measured(measure.meaning, measure.unit))
-        if min(values) > 0 and max(values) / min(values) >= _WIDE:
+        if min(values) > 0 and max(values) / min(values) >= WIDE:
             logarithmic("log")
         if measure.unit in ("B", "s"):
             axis.set_major_formatter(FuncFormatter(partial(_tick, measure.unit)))
@@ -165,7 +175,7 @@ def _panels(dataset: xarray.Dataset, names: Sequence[str]) -> Iterator[tuple[str
     ordered = tuple(reversed(names))
     for places in product(*(range(dataset.sizes[name]) for name in ordered)):
         at = dict(zip(ordered, places, strict=True))
-        labels = [f"{_words(name)} {_label(dataset, name, at[name])}" for name in names]
+        labels = [f"{axis_words(name)} {_label(dataset, name, at[name])}" for name in names]
         yield "\n".join(labels), dataset.isel(at)
 
 
@@ -193,9 +203,11 @@ def _draw_lines(
     for ax in _first_column(axes):
         ax.set_ylabel(_value_label(panels[0][1], value), fontsize=10 if len(axes) == 1 else 8)
     for ax in _last_row(axes):
-        ax.set_xlabel(_words(layout.x) + (" (logarithmic)" if ax.get_xscale() == "log" else ""))
+        ax.set_xlabel(axis_words(layout.x) + (" (logarithmic)" if ax.get_xscale() == "log" else ""))
     if any((panel["problem"] != "").any() for _, panel in panels):
         axes[0].plot([], [], "x", color=_GREY, label="set aside")
+    if _mark_best(axes, panels, layout, value):
+        axes[0].plot([], [], **_BEST, label="best")
     handles, labels = axes[0].get_legend_handles_labels()
     if len(labels) > 1:
         columns = 2 if max(map(len, labels)) > 25 else min(len(labels), 4)
@@ -233,7 +245,7 @@ def _positions(panel: xarray.Dataset, name: str) -> npt.NDArray[np.float64]:
 
 def _frame(ax: Axes, panel: xarray.Dataset, name: str) -> None:
     values = _positions(panel, name)
-    if _numeric(panel, name) and values.min() > 0 and values.max() / values.min() >= _WIDE:
+    if _numeric(panel, name) and values.min() > 0 and values.max() / values.min() >= WIDE:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
     places = _apart(np.log(values) if ax.get_xscale() == "log" else values)
@@ -262,15 +274,17 @@ def _draw_maps(axes: Sequence[Axes], panels: Sequence[tuple[str, xarray.Dataset]
     for ax, (_, panel) in zip(axes, panels, strict=True):
         mesh = _map(ax, panel, layout, value, scale)
     for ax in _first_column(axes):
-        ax.set_ylabel(_words(str(layout.y)))
+        ax.set_ylabel(axis_words(str(layout.y)))
     for ax in _last_row(axes):
-        ax.set_xlabel(_words(layout.x))
+        ax.set_xlabel(axis_words(layout.x))
     figure = axes[0].figure
     if mesh is not None:
         figure.colorbar(mesh, ax=list(axes), label=_value_label(panels[0][1], value), pad=0.02)
+    marks: list[Artist] = [Line2D([], [], **_BEST, label="best")] if _mark_best(axes, panels, layout, value) else []
     if np.isnan(numbers).any():
-        patch = Patch(**_REFUSED, label="set aside")
-        figure.legend(handles=[patch], loc="outside upper right", frameon=False, fontsize=8)
+        marks.append(Patch(**_REFUSED, label="set aside"))
+    if marks:
+        figure.legend(handles=marks, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
 
 
 def _map(ax: Axes, panel: xarray.Dataset, layout: _Layout, value: str, scale: Normalize) -> QuadMesh:
@@ -291,6 +305,28 @@ def _map(ax: Axes, panel: xarray.Dataset, layout: _Layout, value: str, scale: No
     return mesh
 
 
+# -------------------------------------------------------------------------------------------------------------- best
+
+
+def _mark_best(axes: Sequence[Axes], panels: Sequence[tuple[str, xarray.Dataset]], layout: _Layout, value: str) -> bool:
+    """Put a star at the best point; False if there is none, as all are alike."""
+    up = layout.y or layout.hue
+    dims = [name for name in (up, layout.x) if name is not None]
+    numbers = [np.atleast_2d(panel[value].transpose(*dims).values) for _, panel in panels]
+    known = np.concatenate([each.ravel() for each in numbers])
+    best = (np.nanmax if panels[0][1][value].attrs.get("better") == "more" else np.nanmin)(known)
+    if np.nanmin(known) == np.nanmax(known):
+        return False
+    ax, panel, row, column = next(
+        (ax, panel, *np.argwhere(each == best)[0].tolist())
+        for ax, (_, panel), each in zip(axes, panels, numbers, strict=True)
+        if (each == best).any()
+    )
+    at = (column + 0.86, row + 0.8) if layout.y else (_positions(panel, layout.x)[column], best)
+    ax.plot(*at, **_BEST)
+    return True
+
+
 # ------------------------------------------------------------------------------------------------------------- words
 
 
@@ -303,7 +339,8 @@ def _label(dataset: xarray.Dataset, name: str, place: int) -> str:
     return format_quantity(value, "" if unit == "tokens" else unit)
 
 
-def _words(name: str) -> str:
+def axis_words(name: str) -> str:
+    """The name of an axis as one says it: ``KV capacity``."""
     return " ".join(_ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 

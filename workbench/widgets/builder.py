@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
-from weakref import WeakSet
+from typing import Any, ClassVar
 
-import anywidget
 import traitlets
 
-from workbench.core.errors import WorkbenchError
+from workbench.analysis.sweeps import Sweep
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, contenders
 from workbench.stages import ExpertSet, Op
+from workbench.widgets.explore.measured import Measured, sweep_of
+from workbench.widgets.page import Page, shell
 from workbench.widgets.parts.still import with_still
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.stills import packed, still
 
-_WEB = Path(__file__).parent / "web" / "dist"
 _WIRED = ("wiring", "code", "settings", "figures", "curves", "lanes", "explain", "variants", "live")
 _EXPLORED = ("settings", "figures", "curves", "lanes", "explain", "variants", "live")
 FIRST = 3.0  # most seconds that a cell waits for the first figures, so that its still picture is complete
 
 
-class Made(NamedTuple):
-    """The cell of a notebook that made a view, and the request to run it; empty outside of notebooks."""
+class View(Page):
+    """The base of builder and dashboard: a `Studio` whose parts the browser draws, and whose messages it sends.
 
-    cell: str = ""
-    request: str = ""
-
-    def again_in(self, other: Made) -> bool:
-        """True if the other is the same cell, run again."""
-        return bool(self.cell) and self.cell == other.cell and self.request != other.request
-
-
-class View(anywidget.AnyWidget):
-    """The base of both views: a `Studio` whose parts the browser draws, and whose messages it sends.
-
-    Several may be open at once; each keeps what it was set to. A cell that is run again closes what it had opened, and
-    stops its run. Runs of all share one computer, so that a run is refused while another one goes on.
+    Runs of all views share one computer, so that a run is refused while another one goes on.
 
     Parameters
     ----------
@@ -53,11 +38,7 @@ class View(anywidget.AnyWidget):
         The user's own operations and sets of experts by the names of their variables, by default those of the notebook.
     """
 
-    _esm = (_WEB / "builder.js").read_text(encoding="utf-8")
-    _css = (_WEB / "builder.css").read_text(encoding="utf-8")
     _parts: ClassVar[Sequence[str]] = _WIRED
-    _opened: ClassVar[WeakSet[View]] = WeakSet()
-    parts: traitlets.List[Any] = traitlets.List().tag(sync=True)
     wiring: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
     code: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
     settings: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
@@ -66,7 +47,6 @@ class View(anywidget.AnyWidget):
     lanes: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
     variants: traitlets.List[Any] = traitlets.List().tag(sync=True)
     live: traitlets.Dict[Any, Any] = traitlets.Dict().tag(sync=True)
-    answered = traitlets.Int(0).tag(sync=True)
 
     def __init__(
         self,
@@ -75,22 +55,15 @@ class View(anywidget.AnyWidget):
         *,
         names: Mapping[str, Op | ExpertSet] | None = None,
     ) -> None:
-        super().__init__(parts=list(self._parts))
-        self._made_by = _running_cell()
-        for older in list(View._opened):
-            if older._made_by.again_in(self._made_by):
-                older.close()
-        self._sending = threading.RLock()
+        super().__init__()
         chosen = tuple(schedules) or contenders(scenario.stack)
         found = names_of_the_notebook() if names is None else names
         self.studio = Studio(scenario, chosen, found, self._publish, self._sample, self._keep)
         self.studio.drawing.wait(FIRST)
-        self.on_msg(self._received)
-        View._opened.add(self)
+        self._open()
 
     def close(self) -> None:
         """Stop the run, end the threads and remove the widget from the page."""
-        View._opened.discard(self)
         self.studio.close()
         super().close()
 
@@ -115,9 +88,17 @@ class View(anywidget.AnyWidget):
         """The chosen schedule."""
         return self.studio.settings.schedule
 
-    def _publish(self, name: str, value: Any) -> None:
-        with self._sending:
-            setattr(self, name, value)
+    @property
+    def measured(self) -> Sweep:
+        """The runs that ended here, as a sweep over the settings in which they differ.
+
+        Raises
+        ------
+        ScenarioError
+            If none has.
+        """
+        runs = self.studio.measured
+        return sweep_of([Measured(settings.scenario(), settings.schedule, result) for settings, result in runs])
 
     def _sample(self, samples: list[Any], fresh: bool) -> None:
         self.send({"samples": samples, "fresh": fresh})
@@ -125,16 +106,11 @@ class View(anywidget.AnyWidget):
     def _keep(self, told: str) -> None:
         self.send({"kept": packed(told)})
 
-    def _received(self, _: object, message: Any, __: object) -> None:
-        number = int(message.get("n", 0))
-        try:
-            self.studio.answer(message)
-        except WorkbenchError as error:
-            self._publish("figures", {**self.figures, "problem": str(error)})
-        except Exception as error:  # an exception of a callback would not be shown
-            self._publish("figures", {**self.figures, "problem": f"{type(error).__name__}: {error}"})
-        finally:
-            self.answered = number
+    def _answer(self, message: dict[str, Any]) -> None:
+        self.studio.answer(message)
+
+    def _tell(self, problem: str) -> None:
+        self._publish("figures", {**self.figures, "problem": problem})
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The widget, and a still with its scenario for pages without a kernel."""
@@ -167,29 +143,13 @@ class Dashboard(View):
     _parts = _EXPLORED
 
 
-def _running_cell() -> Made:
-    """The cell that is running now."""
-    parent: dict[str, Any] = getattr(_shell(), "get_parent", dict)()
-    cell = parent.get("metadata", {}).get("cellId", "")
-    return Made(str(cell), str(parent.get("header", {}).get("msg_id", "")))
-
-
-def _shell() -> Any:
-    """The shell of the notebook, or None."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return None
-    return get_ipython()
-
-
 def names_of_the_notebook() -> dict[str, Op | ExpertSet]:
     """Operations and sets of experts that the notebook's cells have defined, by the names of their variables."""
-    shell = _shell()
-    if shell is None:
+    found = shell()
+    if found is None:
         return {}
     return {
         name: value
-        for name, value in shell.user_ns.items()
+        for name, value in found.user_ns.items()
         if isinstance(value, Op | ExpertSet) and not name.startswith("_")
     }

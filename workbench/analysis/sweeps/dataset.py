@@ -37,7 +37,8 @@ def dataset_of(base: Base, grid: Grid, rows: Mapping[Place, Row]) -> xarray.Data
         for place, row in rows.items():
             numbers[place] = row.numbers.get(name, math.nan)
         if not np.isnan(numbers).all():
-            attributes = {"units": about.unit, "long_name": about.meaning}
+            better = "more" if about.more else "less"
+            attributes = {"units": about.unit, "long_name": about.meaning, "better": better}
             variables[name] = xarray.Variable(grid.dims, numbers, attributes)
     problems = np.full(grid.shape, "", dtype=object)
     for place, row in rows.items():

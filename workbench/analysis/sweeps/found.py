@@ -50,6 +50,12 @@ class Point:
     _row: Row = field(repr=False)
     _units: tuple[str, ...] = field(repr=False)
 
+    @classmethod
+    def of(cls, base: Base, grid: Grid, place: Place, row: Row) -> Point:
+        """The point at a place of a grid, with its reading."""
+        units = tuple(axis.unit for axis in grid.axes)
+        return cls(grid.labels(place), row.numbers, row.problem, base, grid.values(place), row, units)
+
     @cached_property
     def _made(self) -> tuple[Scenario, Schedule]:
         return self._base.at(self._values)
@@ -162,18 +168,12 @@ class Sweep:
     @property
     def points(self) -> tuple[Point, ...]:
         """All points, the last axis first."""
-        return tuple(map(self._point, self.grid.places()))
+        return tuple(Point.of(self.base, self.grid, place, self.rows[place]) for place in self.grid.places())
 
     @property
     def problems(self) -> tuple[Point, ...]:
         """The points that were set aside."""
         return tuple(point for point in self.points if point.problem)
-
-    def _point(self, place: Place) -> Point:
-        row = self.rows[place]
-        units = tuple(axis.unit for axis in self.grid.axes)
-        values = self.grid.values(place)
-        return Point(self.grid.labels(place), row.numbers, row.problem, self.base, values, row, units)
 
     def read(self, variables: Sequence[str]) -> list[Point]:
         """The points that were read and have all of these variables.

@@ -1,6 +1,8 @@
 import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 import type { Model } from "./contract";
+import { Explored } from "./explore/Explored";
+import { Point } from "./explore/Point";
 import { BenchContext, useTalk, useTrait, useWidth } from "./hooks";
 import { Code } from "./parts/Code";
 import { Curves } from "./parts/Curves";
@@ -25,9 +27,11 @@ const PARTS: Record<string, () => ReactNode> = {
   explain: Explain,
   variants: Variants,
   live: Live,
+  explored: Explored,
+  point: Point,
 };
 const WIDE = ["wiring", "variants", "lanes", "live"]; // as wide as the view; the others stand in two columns
-const SIDE = ["code", "settings", "explain"];
+const SIDE = ["code", "settings", "explain", "point"];
 const ROOM = 900; // pixels from which on there are two columns
 
 interface Props {

@@ -1,5 +1,7 @@
 // The traits that Python sends and the messages that it receives.
 
+import type { Explored, ExploreMessage, Point } from "./explore/contract";
+
 export type Device = "gpu" | "cpu";
 export type Path = number[];
 
@@ -233,6 +235,8 @@ export interface Traits {
   lanes: Lanes;
   variants: Variant[];
   live: Live;
+  explored: Explored;
+  point: Point;
   answered: number;
 }
 
@@ -252,7 +256,8 @@ export type Message =
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }
-  | { do: "sweep"; x: string; schedules: string[]; points: number };
+  | { do: "sweep"; x: string; schedules: string[]; points: number }
+  | ExploreMessage;
 
 type Listener = (...given: never[]) => void;
 

@@ -18,9 +18,13 @@ from workbench.widgets.parts.words import alert
 
 DPI = 100
 _WIDE = {"width": "420px"}
+_DARK = """<style>
+[data-jp-theme-light="false"] .wb-explored { filter: invert(0.93) hue-rotate(180deg); }
+</style>"""
+"""White becomes the dark theme's background, black its ink, and colours keep their hue."""
 
 
-class Explore(w.VBox):  # type: ignore[misc]
+class Sliders(w.VBox):  # type: ignore[misc]
     """A picture that follows its controls, one for every named argument.
 
     Parameters
@@ -42,7 +46,7 @@ class Explore(w.VBox):  # type: ignore[misc]
 
     Examples
     --------
-    >>> Explore(lambda ax, kv="70GB": plot_my_prediction(kv, ax), kv=["35GB", "70GB", "140GB"])  # doctest: +SKIP
+    >>> Sliders(lambda ax, kv="70GB": plot_my_prediction(kv, ax), kv=["35GB", "70GB", "140GB"])  # doctest: +SKIP
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Explore(w.VBox):  # type: ignore[misc]
         self.picture.value = self._png()
         for control in self.controls.values():
             control.observe(self._follow, "value")
-        super().__init__([*self.controls.values(), self.said, self.picture])
+        super().__init__([*self.controls.values(), self.said, self.picture, w.HTML(_DARK)])
 
     @property
     def values(self) -> dict[str, Any]:
