@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NoReturn
 
 from workbench.core.display import escaped
@@ -37,6 +38,9 @@ from workbench.stages import (
     shared_experts,
     weights,
 )
+
+_KEPT = 64
+"""Layers that are kept closed, for other scenarios with the same pipeline."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,7 @@ class Resolved:
     leaves: frozenset[Place]
 
 
+@lru_cache(maxsize=_KEPT)
 def resolve(pipeline: Pipeline) -> Resolved:
     """Close a pipeline into a layer that can be stacked, and find what each of its moves carries.
 

@@ -195,13 +195,23 @@ def _angles(device: Place, scenario: Scenario) -> Entry:
 
 def ledger(prepared: Prepared) -> Ledger:
     """The needs in both memories, and the changes that make a scenario fit if it does not."""
-    needs = _Needs(prepared)
-    gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
-    found = Ledger(prepared.scenario.machine.name, gpu, host)
+    found = balance(prepared)
     if found:
         return found
-    changes = sorted(_changes(prepared, found, needs), key=lambda change: change.factor)
+    changes = sorted(_changes(prepared, found, _Needs(prepared)), key=lambda change: change.factor)
     return replace(found, changes=tuple(changes))
+
+
+def balance(prepared: Prepared) -> Ledger:
+    """The needs in both memories alone: searches that try many scenarios look for no changes."""
+    gpu, host = _Needs(prepared).accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
+    return Ledger(prepared.scenario.machine.name, gpu, host)
+
+
+def most_blocks(prepared: Prepared) -> int:
+    """The most KV blocks, no more than the scenario has, with which everything fits; 0 if there are none."""
+    gone = _gone_blocks(prepared, _Needs(prepared), 0)
+    return 0 if gone is None else prepared.scenario.kv_blocks - gone
 
 
 class _Needs:
@@ -393,22 +403,39 @@ def _least(low: int, high: int, left: Callable[[int], float]) -> int | None:
     return high
 
 
+def least_blocks(scenario: Scenario) -> int:
+    """KV blocks of the longest request, the fewest that a cache may have."""
+    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
+    return -(-longest // scenario.memory.kv_block)
+
+
+def _gone_blocks(prepared: Prepared, needs: _Needs, first: int) -> int | None:
+    """The least number of KV blocks from `first` on without which everything fits, or None."""
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
+
+    def left(gone: int) -> float:
+        fewer = _with_blocks(scenario, scenario.kv_blocks - gone)
+        return _left(needs.accounts(fewer, schedule, prepared.token_budget))
+
+    return _least(first, scenario.kv_blocks - least_blocks(scenario), left)
+
+
+def _with_blocks(scenario: Scenario, blocks: int) -> Scenario:
+    per_block = scenario.memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    return scenario.on(memory=replace(scenario.memory, kv_capacity=blocks * per_block))
+
+
 def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
     memory = scenario.memory
     blocks = scenario.kv_blocks
     per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
-    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
-
-    def smaller(gone: int) -> Scenario:
-        return scenario.on(memory=replace(memory, kv_capacity=(blocks - gone) * per_block))
-
-    least = -(-longest // memory.kv_block)
-    gone = _least(1, blocks - least, lambda n: _left(needs.accounts(smaller(n), schedule, prepared.token_budget)))
+    gone = _gone_blocks(prepared, needs, 1)
     if gone is not None:
-        found = smaller(gone)
-        size = _down(found.kv_blocks * per_block, max(least, 0.99 * found.kv_blocks) * per_block)
+        found = _with_blocks(scenario, blocks - gone)
+        size = _down(found.kv_blocks * per_block, max(least_blocks(scenario), 0.99 * found.kv_blocks) * per_block)
         text = f"kv_capacity={size!r} (now {format_bytes(blocks * per_block)})"
         yield Change(text, blocks / found.kv_blocks, found, schedule)
 

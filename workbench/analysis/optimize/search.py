@@ -1,0 +1,157 @@
+"""The order of a search: the named systems, then every wiring that may be better, then moves from the best few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from workbench.analysis.optimize.ceilings import Ceilings
+from workbench.analysis.optimize.space import Candidate, Group, Space, schedules_of
+from workbench.analysis.optimize.trials import Trial, Trials
+from workbench.analysis.optimize.wirings import Named, Wiring
+from workbench.scheduler.base import Scheduler
+from workbench.schedules import Overlap, Schedule
+
+_STARTS = 4
+"""Wirings from whose best candidates moves begin."""
+_PAIRS = 2
+"""Schedulers, the best so far, that a wiring is first tried with."""
+
+
+def named_candidates(space: Space) -> Iterator[tuple[Named, Candidate]]:
+    """Every named system under each scheduler, with the scenario's own KV capacity as far as it fits, and with all.
+
+    First come all of them under the first scheduler, so that bounds exclude much of the rest.
+    """
+    first, *others = space.schedulers
+    for wiring in space.wirings:
+        yield from _named(space, wiring, [first])
+    for wiring in space.wirings:
+        yield from _named(space, wiring, others)
+
+
+def _named(space: Space, wiring: Wiring, schedulers: Sequence[Scheduler]) -> Iterator[tuple[Named, Candidate]]:
+    for named, scheduler, cache in product(wiring.named, schedulers, (None, 1.0)):
+        if named.scheduler in (None, scheduler):
+            group = Group(wiring, 1.0 if wiring.filled else 0.0, cache, space.scenario.memory.kv_block)
+            yield named, Candidate(group, named.schedule, scheduler, None)
+
+
+def explore(space: Space, trials: Trials, ceilings: Ceilings) -> None:
+    """Try every wiring that may be better than the best, those first that may be best of all.
+
+    Raises
+    ------
+    StoppedError
+        If the budget is spent.
+    """
+    for wiring in sorted(space.wirings, key=ceilings.of, reverse=True):
+        if trials.best is not None and ceilings.of(wiring) <= trials.best.score:
+            continue
+        for candidate in _first(space, trials, wiring):
+            trials.of(candidate)
+
+
+def _first(space: Space, trials: Trials, wiring: Wiring) -> Iterator[Candidate]:
+    """A wiring's first candidates: filled, with the systems' schedules and `Overlap`, under the best schedulers."""
+    schedules = dict.fromkeys([each.schedule for each in wiring.named] or schedules_of(wiring, space.layers)[:1])
+    schedules |= dict.fromkeys(each for each in schedules_of(wiring, space.layers) if each == Overlap())
+    for schedule in schedules:
+        for way in _best_ways(space, trials):
+            for cache in space.caches[:2]:
+                fill = max(space.fills_of(wiring))
+                yield Candidate(Group(wiring, fill, cache, space.blocks[0]), schedule, *way)
+
+
+def _best_ways(space: Space, trials: Trials) -> list[tuple[Scheduler, float | None]]:
+    """Schedulers with their budgets, the best so far first."""
+    ranked = sorted(_simulated(trials), key=lambda trial: -trial.score)
+    ways = dict.fromkeys((trial.candidate.scheduler, trial.candidate.budget) for trial in ranked)
+    return list(ways)[:_PAIRS] or [(space.schedulers[0], None)]
+
+
+def _simulated(trials: Trials) -> list[Trial]:
+    return [trial for trial in trials.all.values() if trial.result is not None]
+
+
+def descend(space: Space, trials: Trials) -> None:
+    """Move from the best candidates of the best wirings to better ones, one setting or two at a time.
+
+    Raises
+    ------
+    StoppedError
+        If the budget is spent.
+    """
+    ranked = sorted(_simulated(trials), key=lambda trial: -trial.score)
+    starts = dict[Wiring, Trial]()
+    for trial in ranked:
+        starts.setdefault(trial.candidate.group.wiring, trial)
+    for trial in list(starts.values())[:_STARTS]:
+        climb(space, trials, trial)
+
+
+def climb(space: Space, trials: Trials, trial: Trial) -> Trial:
+    """The best that moves reach from a trial: none of its neighbours is better.
+
+    Raises
+    ------
+    StoppedError
+        If the budget is spent.
+    """
+    improved = True
+    while improved:
+        before = trial
+        for move in (_schedules, _kinds, _budgets, _memories, _budgets_and_caches):
+            for candidate in move(space, trial.candidate):
+                found = trials.of(candidate)
+                if found.score > trial.score:
+                    trial = found
+        improved = trial is not before
+    return trial
+
+
+def _schedules(space: Space, of: Candidate) -> Iterator[Candidate]:
+    """Other schedules: of each kind the default first, then all options of the kind that is there."""
+    every = schedules_of(of.group.wiring, space.layers)
+    kinds = dict[type[Schedule], Schedule]()
+    for schedule in every:
+        kinds.setdefault(type(schedule), schedule)
+    for schedule in [*kinds.values(), *(each for each in every if type(each) is type(of.schedule))]:
+        yield of._replace(schedule=schedule)
+
+
+def _kinds(space: Space, of: Candidate) -> Iterator[Candidate]:
+    """Other schedulers, with their own budget and with the one that is there."""
+    for scheduler in space.schedulers:
+        for budget in dict.fromkeys((of.budget, None)):
+            yield of._replace(scheduler=scheduler, budget=budget)
+
+
+def _budgets(space: Space, of: Candidate) -> Iterator[Candidate]:
+    for budget in space.budgets:
+        yield of._replace(budget=budget)
+
+
+def _memories(space: Space, of: Candidate) -> Iterator[Candidate]:
+    group = of.group
+    for cache in space.caches:
+        yield of._replace(group=group._replace(cache=cache))
+    for fill in space.fills_of(group.wiring):
+        yield of._replace(group=group._replace(fill=fill))
+    for block in space.blocks:
+        yield of._replace(group=group._replace(block=block))
+
+
+def _budgets_and_caches(space: Space, of: Candidate) -> Iterator[Candidate]:
+    """Neighbouring budgets and caches together: what one gives back of a memory, the other takes."""
+    for budget in _beside(space.budgets, of.budget):
+        for cache in _beside(space.caches, of.group.cache):
+            yield of._replace(budget=budget, group=of.group._replace(cache=cache))
+
+
+def _beside(levels: tuple[float | None, ...], level: float | None) -> tuple[float | None, ...]:
+    """The levels on both sides of one."""
+    if level not in levels:
+        return levels
+    place = levels.index(level)
+    return (*levels[max(0, place - 1) : place], *levels[place + 1 : place + 2])
