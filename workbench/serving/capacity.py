@@ -376,12 +376,14 @@ def _left(accounts: tuple[Account, ...]) -> float:
     return min(account.left for account in accounts)
 
 
-def _least(low: int, high: int, left: Callable[[int], float]) -> int | None:
+def least_fitting(low: int, high: int, left: Callable[[int], float]) -> int | None:
     """The least whole number from `low` to `high` that leaves no memory short, or None.
 
-    All numbers above one that fits must fit. The search goes where a line through both ends says that it just fits,
-    which is right at once where what is left is linear in the number; every third time it goes to the middle.
+    `left` gives the bytes left free, negative if a memory is short. All numbers above one that fits must fit. The
+    search goes where a line through both ends says that it just fits, which is right at once where what is left is
+    linear in the number; every third time it goes to the middle.
     """
+
     if low > high:
         return None
     room = left(high)
@@ -418,7 +420,7 @@ def _gone_blocks(prepared: Prepared, needs: _Needs, first: int) -> int | None:
         fewer = _with_blocks(scenario, scenario.kv_blocks - gone)
         return _left(needs.accounts(fewer, schedule, prepared.token_budget))
 
-    return _least(first, scenario.kv_blocks - least_blocks(scenario), left)
+    return least_fitting(first, scenario.kv_blocks - least_blocks(scenario), left)
 
 
 def _with_blocks(scenario: Scenario, blocks: int) -> Scenario:
@@ -446,7 +448,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     if not isinstance(scenario.scheduler, ResourceAware):
         return
     tokens = largest_batch(scenario, schedule, prepared.token_budget).tokens
-    gone = _least(1, tokens - 1, lambda n: _left(needs.accounts(scenario, schedule, tokens - n)))
+    gone = least_fitting(1, tokens - 1, lambda n: _left(needs.accounts(scenario, schedule, tokens - n)))
     if gone is not None:
         budget = tokens - gone
         scheduler = replace(scenario.scheduler, token_budget=budget)
@@ -465,7 +467,7 @@ def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     def split(parts: int) -> Schedule:
         return replace(schedule, micro_batches=parts)
 
-    parts = _least(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
+    parts = least_fitting(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
     if parts is not None:
         yield Change(f"micro_batches={parts} (now {now})", parts / now, scenario, split(parts))
 

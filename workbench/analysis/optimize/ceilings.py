@@ -15,7 +15,7 @@ from workbench.core.result import Result
 from workbench.hardware import Machine
 from workbench.perfmodels import bound
 from workbench.scheduler.continuous import ContinuousBatching
-from workbench.serving.capacity import balance, least_blocks
+from workbench.serving.capacity import balance, least_blocks, least_fitting
 from workbench.serving.prepared import price
 
 _ENDLESS = 1e18  # bytes
@@ -40,10 +40,9 @@ class Ceilings:
         self._found = dict[tuple[Wiring, int, int, int], float]()
 
     def of(self, wiring: Wiring) -> float:
-        """The most that any candidate of a wiring can score."""
-        return max(
-            self.of_group(Group(wiring, max(self._space.fills_of(wiring)), 1.0, block)) for block in self._space.blocks
-        )
+        """The most that the candidates of a wiring can score, with its largest cache in the smallest blocks."""
+        cache = max(self._space.caches, key=lambda cache: cache or 0.0)
+        return self.of_group(Group(wiring, max(self._space.fills_of(wiring)), cache, min(self._space.blocks)))
 
     def of_group(self, group: Group) -> float:
         """The most that any candidate of a group can score; minus infinity if none can be priced."""
@@ -72,22 +71,18 @@ class Ceilings:
     def _last(self, wiring: Wiring) -> int:
         """The last step whose weights alone fit the GPU."""
         if wiring not in self._lasts:
-            low = 0
-            high = wiring.last
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if self._holds(wiring, middle) else (low, middle - 1)
-            self._lasts[wiring] = low
+            gone = least_fitting(0, wiring.last, lambda gone: self._left(wiring, wiring.last - gone))
+            self._lasts[wiring] = wiring.last - (wiring.last if gone is None else gone)
         return self._lasts[wiring]
 
-    def _holds(self, wiring: Wiring, step: int) -> bool:
+    def _left(self, wiring: Wiring, step: int) -> float:
+        """GPU memory that the weights of a wiring at a step leave [B]."""
         scenario = self._scenario
         block = self._space.blocks[0]
         schedule = schedules_of(wiring, self._space.layers)[0]
-        gpu = balance(
-            price(at(scenario, wiring, step, needed_blocks(scenario, block), block, scenario.scheduler), schedule)
-        ).gpu
-        return gpu["weights"] + gpu["reserve"] <= self._space.scenario.machine.gpu.memory
+        placed = at(scenario, wiring, step, needed_blocks(scenario, block), block, scenario.scheduler)
+        gpu = balance(price(placed, schedule)).gpu
+        return self._space.scenario.machine.gpu.memory - gpu["weights"] - gpu["reserve"]
 
     def _most_scored(self, wiring: Wiring, last: int, blocks: int, block: int) -> float:
         if streams(wiring):

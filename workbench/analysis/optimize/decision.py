@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -31,7 +30,7 @@ class Decision:
         self._trials = trials
         self._whole = whole
         self._ceilings = ceilings
-        self._named = list(named_candidates(space))
+        self._named = list(named_candidates(space, space.schedulers))
 
     def simulate_whole(self) -> None:
         """Simulate the finalists whole, and every named system that may be better than they are.
@@ -43,9 +42,13 @@ class Decision:
         """
         ranked = _ranked(self._trials.all.values())
         named = {candidate for _, candidate in self._named}
-        known = [trial for trial in ranked if trial.candidate in named]
-        for trial in [*ranked[:1], *known[:1], *ranked[1:_FINALISTS], *known[1:]]:
-            self._whole.of(trial.candidate, whatever=trial in known[:1])
+        known = [trial.candidate for trial in ranked if trial.candidate in named]
+        for candidate in known[:1]:
+            self._whole.of(candidate)
+        for trial in ranked[:_FINALISTS]:
+            self._whole.of(trial.candidate)
+        for candidate in known[1:]:
+            self._whole.of(candidate)
 
     def optimum(self, budget: Budget, ended: str) -> Optimum:
         """The answer.
@@ -109,16 +112,14 @@ class Decision:
         return Counts(len(space), refused, excluded, simulated, budget.used)
 
     def _excluded(self, best: float, budget: Budget) -> Iterator[Group]:
-        """Groups whose ceiling is no better than the best: with one cache those with smaller ones are excluded too."""
+        """Groups of which, even with the largest cache, no candidate is better than the best."""
         space = self._space
         for wiring in space.wirings:
             for fill, block in product(space.fills_of(wiring), space.blocks):
                 groups = [Group(wiring, fill, cache, block) for cache in space.caches]
-                groups.sort(key=self._ceilings.blocks, reverse=True)
-                if budget.elapsed < budget.seconds:
-                    yield from groups[
-                        bisect_left(groups, True, key=lambda group: self._ceilings.of_group(group) <= best) :
-                    ]
+                largest = max(groups, key=self._ceilings.blocks)
+                if budget.elapsed < budget.seconds and self._ceilings.of_group(largest) <= best:
+                    yield from groups
 
 
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:

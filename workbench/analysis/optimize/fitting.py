@@ -13,7 +13,7 @@ from workbench.core.units import parse_bytes
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule
-from workbench.serving.capacity import balance, most_blocks
+from workbench.serving.capacity import balance, least_fitting, most_blocks
 from workbench.serving.ledger import Ledger
 from workbench.serving.prepared import Prepared, price
 
@@ -46,7 +46,6 @@ class Fitting:
         self._scenario = scenario
         self._longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
         self._ledgers = dict[object, Ledger]()
-        self._slopes = dict[Wiring, float]()  # bytes of GPU memory that one more step takes
 
     def fit(self, candidate: Candidate) -> Fitted:
         """The candidate with its cache, and then its share of the steps that fit beside it.
@@ -78,14 +77,10 @@ class Fitting:
     def _steps(self, group: Group, schedule: Schedule, scheduler: Scheduler) -> Iterator[int]:
         """Step 0, and then the lowest one with which the host holds the weights that are not on the GPU."""
         yield 0
-        low = 0
-        high = group.wiring.last
-        if not high or self._host_left(group, high, schedule, scheduler) < 0:
-            return
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._host_left(group, middle, schedule, scheduler) >= 0 else (middle, high)
-        yield high
+        last = group.wiring.last
+        found = least_fitting(1, last, lambda step: self._host_left(group, step, schedule, scheduler))
+        if found is not None:
+            yield found
 
     def _host_left(self, group: Group, step: int, schedule: Schedule, scheduler: Scheduler) -> float:
         return self._ledger(group, step, self._fewest(group), schedule, scheduler).host.left
@@ -106,36 +101,14 @@ class Fitting:
         return fitting and max(fewest, int((group.cache or 1.0) * fitting))
 
     def _last(self, group: Group, first: int, blocks: int, schedule: Schedule, scheduler: Scheduler) -> int:
-        """The highest step that fits the GPU beside so many blocks, found along a line, as `_fitted` checks it."""
-        step = first
+        """The highest step that fits the GPU beside so many blocks."""
         last = group.wiring.last
-        left = self._ledger(group, step, blocks, schedule, scheduler).gpu.left
-        ahead = self._ahead(group, left, last - step, schedule, scheduler)
-        while ahead > 0:
-            found = self._ledger(group, step + ahead, blocks, schedule, scheduler).gpu.left
-            if found < 0:
-                ahead = min(ahead - 1, math.floor(ahead * left / (left - found)))
-                continue
-            step += ahead
-            left = found
-            ahead = self._ahead(group, left, last - step, schedule, scheduler)
-        return step
 
-    def _ahead(self, group: Group, left: float, most: int, schedule: Schedule, scheduler: Scheduler) -> int:
-        """Steps that may fit the GPU memory that is left."""
-        slope = self._slope(group, schedule, scheduler)
-        return min(most, math.floor(left / slope)) if slope > 0 else most
+        def left(gone: int) -> float:
+            return self._ledger(group, last - gone, blocks, schedule, scheduler).gpu.left
 
-    def _slope(self, group: Group, schedule: Schedule, scheduler: Scheduler) -> float:
-        wiring = group.wiring
-        if wiring not in self._slopes:
-            ends = (
-                self._ledger(group, step, self._fewest(group), schedule, scheduler).gpu.left
-                for step in (0, wiring.last)
-            )
-            first, last = ends
-            self._slopes[wiring] = (first - last) / wiring.last
-        return self._slopes[wiring]
+        gone = least_fitting(0, last - first, left)
+        return first if gone is None else last - gone
 
     def _ledger(self, group: Group, step: int, blocks: int, schedule: Schedule, scheduler: Scheduler) -> Ledger:
         key = (group.wiring, step, blocks, group.block, schedule, scheduler)

@@ -12,7 +12,7 @@ from workbench.analysis.optimize.ceilings import Ceilings
 from workbench.analysis.optimize.decision import Decision
 from workbench.analysis.optimize.objective import Objective, objective_of
 from workbench.analysis.optimize.optimum import Optimum
-from workbench.analysis.optimize.search import descend, explore, named_candidates
+from workbench.analysis.optimize.search import search
 from workbench.analysis.optimize.space import Space
 from workbench.analysis.optimize.trials import Budget, Trials
 from workbench.core.errors import ScenarioError, StoppedError
@@ -100,9 +100,9 @@ def optimum_of(space: Space, objective: Objective, budget: Budget) -> Optimum:
     workload = space.scenario.workload
     sample = sample_of(space.scenario)
     ceilings = Ceilings(space, objective)
-    with tqdm(unit="simulation", desc="optimize", delay=1, leave=False, mininterval=1) as bar:
+    with tqdm(unit=" simulations", desc="optimize", delay=1, leave=False, mininterval=1) as bar:
         trials = Trials(space.scenario, sample, objective, budget, _SAMPLING if sample is not workload else 1.0, bar)
-        ended = _until_stopped(lambda: _search(space, trials, ceilings))
+        ended = _until_stopped(lambda: search(space, trials, ceilings))
         whole = trials if sample is workload else Trials(space.scenario, workload, objective, budget, 1.0, bar)
         decision = Decision(space, objective, trials, whole, ceilings)
         if whole is not trials:
@@ -110,17 +110,10 @@ def optimum_of(space: Space, objective: Objective, budget: Budget) -> Optimum:
         return decision.optimum(budget, ended)
 
 
-def _search(space: Space, trials: Trials, ceilings: Ceilings) -> None:
-    for _, candidate in named_candidates(space):
-        trials.of(candidate)
-    explore(space, trials, ceilings)
-    descend(space, trials)
-
-
-def _until_stopped(search: Callable[[], None]) -> str:
-    """Search; the reason if it was stopped, else nothing."""
+def _until_stopped(work: Callable[[], None]) -> str:
+    """Work; the reason if it was stopped, else nothing."""
     try:
-        search()
+        work()
     except StoppedError as error:
         return str(error)
     except KeyboardInterrupt:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 from workbench.analysis.optimize.ceilings import Ceilings
@@ -18,23 +19,48 @@ _PAIRS = 2
 """Schedulers, the best so far, that a wiring is first tried with."""
 
 
-def named_candidates(space: Space) -> Iterator[tuple[Named, Candidate]]:
-    """Every named system under each scheduler, with the scenario's own KV capacity as far as it fits, and with all.
+def search(space: Space, trials: Trials, ceilings: Ceilings) -> None:
+    """Try the named systems, then every wiring that may be better, then moves from the best few.
 
-    First come all of them under the first scheduler, so that bounds exclude much of the rest.
+    Raises
+    ------
+    StoppedError
+        If the budget is spent.
     """
     first, *others = space.schedulers
-    for wiring in space.wirings:
-        yield from _named(space, wiring, [first])
-    for wiring in space.wirings:
-        yield from _named(space, wiring, others)
+    try_named(space, trials, [first])
+    explore(space, trials, ceilings)
+    try_named(space, trials, others)
+    descend(space, trials)
 
 
-def _named(space: Space, wiring: Wiring, schedulers: Sequence[Scheduler]) -> Iterator[tuple[Named, Candidate]]:
-    for named, scheduler, cache in product(wiring.named, schedulers, (None, 1.0)):
-        if named.scheduler in (None, scheduler):
-            group = Group(wiring, 1.0 if wiring.filled else 0.0, cache, space.scenario.memory.kv_block)
-            yield named, Candidate(group, named.schedule, scheduler, None)
+def named_candidates(space: Space, schedulers: Iterable[Scheduler]) -> Iterator[tuple[Named, Candidate]]:
+    """Every named system under some schedulers, with the scenario's own KV capacity as far as it fits, and with all."""
+    block = space.scenario.memory.kv_block
+    for wiring in space.wirings:
+        for named, scheduler, cache in product(wiring.named, schedulers, (None, 1.0)):
+            if named.scheduler in (None, scheduler):
+                group = Group(wiring, 1.0 if wiring.filled else 0.0, cache, block)
+                yield named, Candidate(group, named.schedule, scheduler, None)
+
+
+def try_named(space: Space, trials: Trials, schedulers: Iterable[Scheduler]) -> None:
+    """Try the named systems under some schedulers; only a better named system excludes one.
+
+    Raises
+    ------
+    StoppedError
+        If the budget is spent.
+    """
+    best = best_named(space, trials)
+    for _, candidate in named_candidates(space, schedulers):
+        best = max(best, trials.of(candidate, best).score)
+
+
+def best_named(space: Space, trials: Trials) -> float:
+    """Score of the best named system so far; minus infinity if there is none."""
+    known = (trials.all.get(candidate) for _, candidate in named_candidates(space, space.schedulers))
+    return max((trial.score for trial in known if trial is not None), default=-math.inf)
 
 
 def explore(space: Space, trials: Trials, ceilings: Ceilings) -> None:
@@ -56,11 +82,10 @@ def _first(space: Space, trials: Trials, wiring: Wiring) -> Iterator[Candidate]:
     """A wiring's first candidates: filled, with the systems' schedules and `Overlap`, under the best schedulers."""
     schedules = dict.fromkeys([each.schedule for each in wiring.named] or schedules_of(wiring, space.layers)[:1])
     schedules |= dict.fromkeys(each for each in schedules_of(wiring, space.layers) if each == Overlap())
-    for schedule in schedules:
-        for way in _best_ways(space, trials):
-            for cache in space.caches[:2]:
-                fill = max(space.fills_of(wiring))
-                yield Candidate(Group(wiring, fill, cache, space.blocks[0]), schedule, *way)
+    largest = max(space.caches, key=lambda cache: cache or 0.0)
+    group = Group(wiring, max(space.fills_of(wiring)), largest, space.blocks[0])
+    for way, schedule in product(_best_ways(space, trials), schedules):
+        yield Candidate(group, schedule, *way)
 
 
 def _best_ways(space: Space, trials: Trials) -> list[tuple[Scheduler, float | None]]:

@@ -29,6 +29,7 @@ from workbench.schedules import (
 
 _PARTS = (1, 2, 4, 8)
 _OPTIONS: tuple[Schedule, ...] = (
+    Sequential(),
     *(Sequential(parts, prefetch=True) for parts in _PARTS),
     *(Overlap(parts, slots) for parts, slots in product(_PARTS, (2, 3))),
     *(VSLPipe(packet, slots) for packet, slots in product((5e-3, 1e-3), (2, 3))),

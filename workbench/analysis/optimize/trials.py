@@ -97,23 +97,29 @@ class Trials:
         self.all = dict[Candidate, Trial]()
         self.best: Trial | None = None
 
-    def of(self, candidate: Candidate, *, whatever: bool = False) -> Trial:
-        """The trial of a candidate; `whatever` its bound says it is simulated if it fits.
+    def of(self, candidate: Candidate, than: float | None = None) -> Trial:
+        """The trial of a candidate, which is simulated if it may be better `than` a score, by default the best one's.
 
-        While nothing has been found, the budget counts for nothing.
+        Until something has been found the budget counts for nothing.
 
         Raises
         ------
         StoppedError
             If the budget is spent.
         """
-        if candidate not in self.all:
-            self.all[candidate] = trial = self._tried(candidate, whatever)
-            if trial.result is not None and (self.best is None or trial.score > self.best.score):
+        least = self._best_score if than is None else than
+        known = self.all.get(candidate)
+        if known is None or (known.result is None and known.most > least):
+            self.all[candidate] = trial = self._tried(candidate, least)
+            if trial.score > self._best_score:
                 self.best = trial
         return self.all[candidate]
 
-    def _tried(self, candidate: Candidate, whatever: bool) -> Trial:
+    @property
+    def _best_score(self) -> float:
+        return -math.inf if self.best is None else self.best.score
+
+    def _tried(self, candidate: Candidate, least: float) -> Trial:
         if self.best is not None:
             self._budget.check(self._share)
         try:
@@ -123,7 +129,7 @@ class Trials:
         except WorkbenchError:
             return Trial(candidate)
         most = self._objective.most(limit)
-        if self.best is not None and most <= self.best.score and not whatever:
+        if most <= least:
             return Trial(candidate, fitted, most)
         result = self._simulate(fitted, scenario)
         score = self._objective.score(result, self._workload)
