@@ -11,7 +11,7 @@ from hypothesis import given
 import workbench as wb
 from tests.builders import OWN, scenarios, small_machine, tiny_model, tiny_scenario
 from tests.examples import DEEP, examples
-from tests.systems import GOLDEN
+from tests.systems import GOLDEN, VSL
 from workbench.analysis.optimize import trials as trials_module
 from workbench.analysis.optimize.ceilings import Ceilings
 from workbench.analysis.optimize.objective import Goodput, Throughput, objective_of
@@ -164,6 +164,37 @@ def test_it_is_never_below_the_best_named_system(seed: int) -> None:
     )
     assert found.result.gen_tok_s >= best * (1 - 1e-9)
     assert found.best.score >= found.named[0].score
+
+
+MIXTRAL = wb.models["mixtral-8x7b"]
+KNOWN = {
+    "resident weights to spare": Scenario(
+        VSL,
+        model=MIXTRAL,
+        machine=wb.machines["a40"],
+        memory=wb.Memory(kv_capacity="70GB"),
+        workload=wb.Workload.lengths(98, 32, 4000),
+        scheduler=wb.ResourceAware(),
+    ),
+    "hot experts": Scenario(
+        VSL,
+        model=MIXTRAL,
+        machine=wb.machine(gpu="a100-40gb-pcie", cpu="epyc-7763", memory="256GB"),
+        memory=wb.Memory(kv_capacity="10GB"),
+        workload=wb.Workload.lengths(200, 200, 16),
+        scheduler=wb.ContinuousBatching(),
+        routing=wb.Frequencies(((3, 1, 6, 45, 4, 10, 30, 1),) * MIXTRAL.num_hidden_layers),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_known_to_be_worth_a_quarter_is_found(name: str) -> None:
+    """Mixtral on a GPU of 48 GB whose streamed weights may stay, and 16 chats on 40 GB that use few experts most."""
+    found = wb.optimize(KNOWN[name], budget=inf, simulations=300)
+    print(f"{name}: {found.gain:.3f}, {found.best.placement}, {found.schedule.name}, {found.scenario.scheduler}")
+    assert found.gain >= 1.25
 
 
 # ------------------------------------------------------------------------------------------------------------- the laws

@@ -94,6 +94,7 @@ class Advice:
             "waits between devices: small models, and experts on the CPU, are slower in practice; public runs with "
             "experts on the CPU decode at half of what is simulated, in the median (python -m workbench reproduce "
             "offload_runs).",
+            "wb.optimize(row.scenario) searches beyond these placements: schedules, schedulers, budgets and KV caches.",
             *(
                 f"Not priced: {', '.join(self._refused_for(why))}. {why}"
                 for why in dict.fromkeys(dict(self.refused).values())
