@@ -87,9 +87,10 @@ class Ceilings:
     def _most_scored(self, wiring: Wiring, last: int, blocks: int, block: int) -> float:
         if streams(wiring):
             return self._objective.most(self._bound(wiring, last, blocks, block))
-        ends = [self._bound(wiring, step, blocks, block) for step in dict.fromkeys((0, last))]
-        limits = {name: min(end.limits.get(name, 0.0) for end in ends) for name in ends[0].limits}
-        return self._objective.most(replace(ends[0], limits=limits, seconds=max(limits.values())))
+        first = self._bound(wiring, 0, blocks, block)
+        other = self._bound(wiring, last, blocks, block) if last else first
+        limits = {name: min(seconds, other.limits.get(name, 0.0)) for name, seconds in first.limits.items()}
+        return self._objective.most(replace(first, limits=limits, seconds=max(limits.values())))
 
     def _bound(self, wiring: Wiring, step: int, blocks: int, block: int) -> Result:
         scenario = at(self._scenario, wiring, step, blocks, block, self._scenario.scheduler)

@@ -9,7 +9,7 @@ from itertools import product
 from workbench.analysis.optimize.ceilings import Ceilings
 from workbench.analysis.optimize.objective import Objective
 from workbench.analysis.optimize.optimum import Choice, Counts, Optimum
-from workbench.analysis.optimize.search import named_candidates
+from workbench.analysis.optimize.search import every_named
 from workbench.analysis.optimize.space import Group, Space
 from workbench.analysis.optimize.trials import Budget, Trial, Trials
 from workbench.analysis.optimize.wirings import Wiring
@@ -30,7 +30,7 @@ class Decision:
         self._trials = trials
         self._whole = whole
         self._ceilings = ceilings
-        self._named = list(named_candidates(space, space.schedulers))
+        self._named = every_named(space)
 
     def simulate_whole(self) -> None:
         """Simulate the finalists whole, and every named system that may be better than they are.

@@ -10,12 +10,14 @@ from workbench.analysis.optimize.space import Candidate, Group, scheduler_of
 from workbench.analysis.optimize.wirings import Wiring
 from workbench.core.errors import CapacityError
 from workbench.core.units import parse_bytes
+from workbench.pipeline import ranges_of
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule
 from workbench.serving.capacity import balance, least_fitting, most_blocks
 from workbench.serving.ledger import Ledger
 from workbench.serving.prepared import Prepared, price
+from workbench.stages import Place
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Fitting:
             step += math.floor(group.fill * (self._last(group, first, blocks, *way) - first))
         while step > first and not self._ledger(group, step, blocks, *way):
             step -= 1  # what is left is not quite linear in the steps
+        if step > first and _cache_on_host(group.wiring, step):  # which has more room with fewer weights
+            blocks = max(blocks, self._blocks(group, step, *way))
         layout = group.wiring.layout(step)
         return Fitted(layout.what, layout.known_as, self.at(group, step, blocks, way[1]), way[0], step)
 
@@ -122,6 +126,11 @@ class Fitting:
     def at(self, group: Group, step: int, blocks: int, scheduler: Scheduler) -> Scenario:
         """The scenario of a group at a step, with so many KV blocks."""
         return at(self._scenario, group.wiring, step, blocks, group.block, scheduler)
+
+
+def _cache_on_host(wiring: Wiring, step: int) -> bool:
+    pipelines = (each.pipeline for each in ranges_of(wiring.layout(step).pipeline))
+    return all(pipeline.kv_device is Place.CPU for pipeline in pipelines)
 
 
 def needed_blocks(scenario: Scenario, block: int) -> int:

@@ -32,7 +32,7 @@ class Objective(ABC):
 
     @abstractmethod
     def ratio(self, score: float, other: float) -> float:
-        """How many times as good one score is as another."""
+        """Ratio by which one score is better than another."""
 
 
 @dataclass(frozen=True)

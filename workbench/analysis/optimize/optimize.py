@@ -22,7 +22,7 @@ from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.workload import Workload
 
-_FULL = 3
+_FULL = 1.5
 """A sample has so many times the requests that the KV cache holds at once."""
 _FEWEST = 64
 _WORTH = 2

@@ -127,11 +127,11 @@ class Optimum:
 
     @property
     def gain(self) -> float:
-        """How many times as good the answer is as the best named system; NaN if none fits."""
+        """Ratio of the answer to the best named system; NaN if none fits."""
         return self.objective.ratio(self.best.score, self.named[0].score) if self.named else math.nan
 
     def sentences(self) -> list[str]:
-        """What was found and tried, and what keeps the answer from its bound."""
+        """Sentences on the answer, on the candidates, and on what keeps the answer from its bound."""
         best = self.best
         told = f"{best.placement} under {best.schedule.name} with {best.scenario.scheduler}"
         counts = self.counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
@@ -38,6 +39,8 @@ _OPTIONS: tuple[Schedule, ...] = (
 )
 """Schedules with options; those of other kinds have their default settings alone."""
 _LEAST_BUDGET = 64
+_MOST_BUDGET = 2**15
+"""Token budgets that are tried, each the root of two times the one before."""
 _FILLS = (1.0, 0.5, 0.0)
 _CACHES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.125)
 _BLOCK = 16
@@ -104,9 +107,8 @@ class Space:
     def of(cls, scenario: Scenario) -> Space:
         """The space of a scenario."""
         most = max(_LEAST_BUDGET, int(scenario.workload.prompt_len.sum()))
-        budgets = [float(_LEAST_BUDGET)]
-        while 2 * budgets[-1] <= min(most, 2**15):
-            budgets.append(2 * budgets[-1])
+        steps = int(2 * math.log2(min(most, _MOST_BUDGET) / _LEAST_BUDGET))
+        budgets = [float(round(_LEAST_BUDGET * 2 ** (step / 2))) for step in range(steps + 1)]
         blocks = tuple(dict.fromkeys((scenario.memory.kv_block, _BLOCK)))
         return cls(scenario, wirings(scenario), _schedulers(scenario), (None, *budgets), blocks=blocks)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 
 from workbench.analysis.advise.placements import Layout, placements
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import (
@@ -184,7 +185,29 @@ def _mixtures(scenario: Scenario) -> Iterator[Wiring]:
             some = gpu(experts[:count]) | offload >> cpu(experts[count:]) >> load
             streamed = fetch(experts[:count].weights) | begin >> some >> gpu(combine)
             yield _shared(f"{share:.0%} of the experts streamed, the others on the CPU{where}", streamed)
+    yield from _resident(scenario.model.num_hidden_layers, before, attending)
     yield from _sets(scenario, before, attending)
+
+
+def _resident(layers: int, before: Pipeline, attending: Pipeline) -> Iterator[Wiring]:
+    """Some layers on the GPU for good, evenly among those that are streamed: the host need not keep their weights."""
+    for where, begin in (("", before), (", attention on the CPU", attending)):
+        chain = begin >> gpu(experts, combine)
+
+        @cache
+        def at(step: int, where: str = where, chain: Pipeline = chain) -> Layout:
+            name = f"weights of {step} of {layers} layers on the GPU, the others streamed{where}"
+            return Layout(name, "", _among(layers, step, chain, fetch(weights) | chain))
+
+        yield Wiring(f"weights of some layers on the GPU, the others streamed{where}", at, layers - 1)
+
+
+def _among(layers: int, count: int, some: Pipeline, others: Pipeline) -> Pipeline | Stack:
+    """A stack in which some layers lie evenly among the others."""
+    chosen = [(layer + 1) * count // layers > layer * count // layers for layer in range(layers)]
+    edges = [0, *(layer for layer in range(1, layers) if chosen[layer] != chosen[layer - 1]), layers]
+    ranges = [(some if chosen[first] else others)[first:stop] for first, stop in pairwise(edges)]
+    return sum(ranges[1:], start=ranges[0]) if len(ranges) > 1 else others
 
 
 def _sets(scenario: Scenario, before: Pipeline, attending: Pipeline) -> Iterator[Wiring]:
