@@ -144,15 +144,18 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 
 
 ADVICE = "wb.advise("
+SEARCH = "wb.optimize("
 LIVE = re.compile(r"\bcalibrate\(|\bwb\.(run|start)\b|\bDashboard\(")
 """Blocks with one of these measure or show; they are only compiled, and their imports are looked up."""
 EVERY_BLOCK = [(page, block) for page in [*PAGES, *HOW_TO] for block in blocks(page)]
 OWN_BLOCKS = [(page, block) for page in PAGES for block in blocks(page) if not LIVE.search(block)]
 SLOW = {True: [pytest.mark.slow], False: []}
 RUNS = [
-    pytest.param(page, block, marks=SLOW["wb.sweep(" in block]) for page, block in OWN_BLOCKS[1:] if ADVICE not in block
+    pytest.param(page, block, marks=SLOW["wb.sweep(" in block])
+    for page, block in OWN_BLOCKS[1:]
+    if ADVICE not in block and SEARCH not in block
 ]
-"""All but the README's first block and that of the advice, which the tests of their answers run."""
+"""All but the README's first block, that of the advice and that of the search, which tests of their answers run."""
 
 
 def label(value: object) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.analysis.advise import Advice, advise
 from workbench.analysis.compare import Comparison, compare
 from workbench.analysis.costs import Costs, costs
+from workbench.analysis.optimize import Optimum, optimize
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.analysis.sustained import sustained_rate
 from workbench.analysis.sweeps import Sweep, sweep
@@ -61,6 +62,7 @@ __all__ = [
     "Machine",
     "Memory",
     "ModelConfig",
+    "Optimum",
     "Processor",
     "ProcessorKind",
     "Request",
@@ -96,6 +98,7 @@ __all__ = [
     "model",
     "models",
     "most_used",
+    "optimize",
     "processors",
     "run",
     "shadow_prices",

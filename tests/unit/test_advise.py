@@ -9,8 +9,9 @@ import pytest
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_model_of
 from workbench.__main__ import main
-from workbench.analysis.advise import _Load, best
-from workbench.analysis.placements import placements
+from workbench.analysis.advise import best
+from workbench.analysis.advise.loads import Load
+from workbench.analysis.advise.placements import placements
 from workbench.core.errors import CapacityError, ScenarioError, WorkloadError
 from workbench.models import ModelConfig
 from workbench.serving.prepared import price
@@ -97,7 +98,7 @@ def test_more_gpu_memory_never_makes_the_best_worse(requests: int) -> None:
     workload = wb.Workload.lengths(20, 4, requests)
     for memory in (5e5, 1e6, 1.5e6, SMALL_GPU, 3e6, LARGE_GPU):
         machine = small_machine(**SLOW_CPU, gpu_memory=memory)
-        chosen = best(_Load(small(), machine, workload, None).rows())
+        chosen = best(Load(small(), machine, workload, None).rows())
         found = chosen.tok_s if chosen else 0.0
         assert found >= rate * (1 - 1e-9)
         rate = found
@@ -111,7 +112,7 @@ def test_a_share_is_the_largest_that_fits_the_gpu(advice: wb.Advice) -> None:
     """A step further is short of GPU memory, for every placement that has steps."""
     found = 0
     for row in (row for row in advice.rows if row.fits and row.at_once == row.requests):
-        load = _Load(advice.model, advice.machine, row.scenario.workload, None)
+        load = Load(advice.model, advice.machine, row.scenario.workload, None)
         for placement in placements(advice.model):
             steps = [step for step in placement.steps if placement.layout(step).what == row.placement]
             if not steps or placement.schedule != row.schedule or steps[0] == placement.steps[-1]:
@@ -137,7 +138,7 @@ def test_llama_cpps_own_fit_leaves_as_many_layers_on_the_cpu() -> None:
     machine = wb.machine("rtx-4090", "epyc-9654", memory="128GB")
     free = replace(machine, gpu=replace(machine.gpu, memory=24077 * 2.0**20))
     model = wb.models["qwen3-30b-a3b"]
-    load = _Load(model, free, wb.Workload.lengths(4064, 32), None)
+    load = Load(model, free, wb.Workload.lengths(4064, 32), None)
     (placement,) = (each for each in placements(model) if "ncmoe" in each.layout(each.steps[0]).known_as)
     on_cpu = int(load._row(placement).known_as.rpartition(" ")[2])
     assert abs(on_cpu - 34) <= 1

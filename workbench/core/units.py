@@ -26,6 +26,8 @@ SECONDS = (("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 """Units of size [B]."""
 Units = tuple[tuple[str, float], ...]
+_TIMES = {**dict(SECONDS), "min": 60.0}
+_TIME = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})\s*")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -66,6 +68,25 @@ def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
             raise ValueError(f"{what} must be a number of bytes or text such as '16GB', not {quantity!r}.") from None
     if not 0 < value < float("inf"):
         raise ValueError(f"{what} must be a positive number of bytes, not {quantity!r}.")
+    return value
+
+
+def parse_seconds(quantity: str | float, *, what: str = "time") -> float:
+    """Seconds of a number or of text such as ``"30 s"``, ``"2 min"``, ``"500 ms"`` or ``"1.5 h"``; inf is allowed.
+
+    Raises
+    ------
+    ValueError
+        If it is no positive number of seconds.
+    """
+    value = math.nan
+    if isinstance(quantity, str):
+        match = _TIME.fullmatch(quantity)
+        value = float(match[1]) * _TIMES[match[2]] if match is not None else math.nan
+    elif is_number(quantity):
+        value = float(quantity)
+    if not value > 0:
+        raise ValueError(f"{what} {quantity!r} is no positive time; write for example '30 s' or '2 min'.")
     return value
 
 

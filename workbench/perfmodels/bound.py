@@ -34,7 +34,7 @@ _WORKLOADS = 4
 """Workloads whose blocks are kept for other scenarios with the same requests."""
 
 
-def bound(scenario: Scenario, schedule: Schedule) -> Result:
+def bound(scenario: Scenario, schedule: Schedule, *, tokens: float = math.inf) -> Result:
     """Least time in which any order of tasks could serve the workload on this machine.
 
         n = max(ceil(sum of block-iterations / blocks), longest output, ceil(output tokens / most running sequences))
@@ -47,6 +47,14 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     so that it holds for every scheduler that lets no more sequences run.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    schedule : Schedule
+    tokens : float
+        Most tokens of an iteration, if the bound is to hold only for schedulers that keep to it; n is then at least all
+        tokens over it, and iterations with prompts are at least the prompts' tokens over it.
 
     Returns
     -------
@@ -66,7 +74,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     blocks = scenario.kv_blocks
     block = scenario.memory.kv_block
     running = most_running(scenario.scheduler)
-    limits = dict(_least_limits(prepared.cost, stack, scenario.machine, workload, blocks, block, running))
+    limits = dict(_least_limits(prepared.cost, stack, scenario.machine, workload, blocks, block, running, tokens))
     if len(workload.arrival):
         limits[ARRIVAL] = float(workload.arrival[-1])
     return Result(
@@ -77,7 +85,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         seconds=max(limits.values()),
         generated=int(workload.output_len.sum()),
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
-        iterations=least_iterations(workload, blocks, block, running),
+        iterations=least_iterations(workload, blocks, block, running, tokens),
         limits=limits,
         facts=facts(scenario, prepared),
     )
@@ -111,24 +119,30 @@ def recomputed(rows: Rows, model: ModelConfig, tokens: float, shortest: float) -
     return rows._replace(prefill=rows.prefill + tokens, decode=rows.decode - gone, context=context, scanned=scanned)
 
 
-def least_iterations(workload: Workload, blocks: int, block: int, running: float = math.inf) -> int:
+def least_iterations(
+    workload: Workload, blocks: int, block: int, running: float = math.inf, tokens: float = math.inf
+) -> int:
     """Least number of iterations that the KV cache, the longest output and the most running sequences force.
 
-    A running sequence emits at most one token per iteration.
+    A running sequence emits at most one token per iteration, and no iteration has more than `tokens` tokens.
     """
     held = _held(workload, block)
     of_outputs = math.ceil(int(held.outputs.sum()) / running)
-    return max(-(-held.iterations // blocks), held.longest, of_outputs)
+    of_tokens = math.ceil((held.prompts + float(held.decodes.sum())) / tokens)
+    return max(-(-held.iterations // blocks), held.longest, of_outputs, of_tokens)
 
 
-def least_forced(workload: Workload, blocks: int, block: int, running: float = math.inf) -> Forced:
-    """The work that a workload's lengths, a KV cache of `blocks` blocks and the most running sequences force."""
+def least_forced(
+    workload: Workload, blocks: int, block: int, running: float = math.inf, tokens: float = math.inf
+) -> Forced:
+    """The work that a workload's lengths, a KV cache, the most running sequences and the most tokens force."""
     held = _held(workload, block)
     in_cache = int(held.fewest.searchsorted(blocks, "right"))
     together = int(min(in_cache, running))
     of_rows = crowds(together, held.outputs, held.decodes, blocks)
-    with_prompts = max(-(-held.prompts // (blocks * block)), math.ceil(len(workload) / running))
-    iterations = least_iterations(workload, blocks, block, running)
+    at_once = min(blocks * block, tokens)
+    with_prompts = max(math.ceil(held.prompts / at_once), math.ceil(len(workload) / running))
+    iterations = least_iterations(workload, blocks, block, running, tokens)
     return Forced(iterations, with_prompts, held.shortest, float(held.decodes.sum()), of_rows)
 
 
@@ -188,20 +202,27 @@ def _outputs(prompt: Counts, output: Counts, block: int) -> Counts:
 
 @lru_cache(maxsize=_BOUNDS)
 def _least_limits(
-    cost: TaskCost, stack: StackGraph, machine: Machine, workload: Workload, blocks: int, block: int, running: float
+    cost: TaskCost,
+    stack: StackGraph,
+    machine: Machine,
+    workload: Workload,
+    blocks: int,
+    block: int,
+    running: float,
+    tokens: float,
 ) -> dict[str, float]:
     """Limits of the lanes without recomputation, capped at the least that recomputation can make of the largest.
 
     The largest limit is taken to be unimodal in the amount of recomputation: terms of decodes fall with it, and terms
     of prefills rise.
     """
-    forced = least_forced(workload, blocks, block, running)
+    forced = least_forced(workload, blocks, block, running, tokens)
     loads = Loads(cost, stack, machine, forced)
     once = cache(partial(total_rows, workload))
 
-    def limits(tokens: float) -> dict[str, float]:
+    def limits(again: float) -> dict[str, float]:
         def left(model: ModelConfig) -> Rows:
-            return recomputed(once(model), model, tokens, forced.shortest)
+            return recomputed(once(model), model, again, forced.shortest)
 
         return loads.limits(cost.by_kind(left))
 
@@ -209,7 +230,7 @@ def _least_limits(
     g = workload.output_len
     most = float(((g - 1) * (2 * p + g)).sum()) / 2  # tokens of the sequences of all decodes
     plain = limits(0.0)
-    least = _least(lambda tokens: max(limits(tokens).values()), max(plain.values()), most)
+    least = _least(lambda again: max(limits(again).values()), max(plain.values()), most)
     return {name: min(value, least) for name, value in plain.items()}
 
 

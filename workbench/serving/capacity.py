@@ -201,6 +201,12 @@ def ledger(prepared: Prepared) -> Ledger:
     return replace(found, search=partial(_changes, prepared, found, needs))
 
 
+def most_blocks(prepared: Prepared) -> int:
+    """The most KV blocks, no more than the scenario has, with which everything fits; 0 if there are none."""
+    gone = _gone_blocks(prepared, _Needs(prepared), 0)
+    return 0 if gone is None else prepared.scenario.kv_blocks - gone
+
+
 class _Needs:
     """Needs of a scenario's pipeline in each memory, for any KV capacity, token budget and number of parts."""
 
@@ -363,12 +369,14 @@ def _left(accounts: tuple[Account, ...]) -> float:
     return min(account.left for account in accounts)
 
 
-def _least(low: int, high: int, left: Callable[[int], float]) -> int | None:
+def least_fitting(low: int, high: int, left: Callable[[int], float]) -> int | None:
     """The least whole number from `low` to `high` that leaves no memory short, or None.
 
-    All numbers above one that fits must fit. The search goes where a line through both ends says that it just fits,
-    which is right at once where what is left is linear in the number; every third time it goes to the middle.
+    `left` gives the bytes left free, negative if a memory is short. All numbers above one that fits must fit. The
+    search goes where a line through both ends says that it just fits, which is right at once where what is left is
+    linear in the number; every third time it goes to the middle.
     """
+
     if low > high:
         return None
     room = left(high)
@@ -390,22 +398,39 @@ def _least(low: int, high: int, left: Callable[[int], float]) -> int | None:
     return high
 
 
+def least_blocks(scenario: Scenario) -> int:
+    """KV blocks of the longest request, the fewest that a cache may have."""
+    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
+    return -(-longest // scenario.memory.kv_block)
+
+
+def _gone_blocks(prepared: Prepared, needs: _Needs, first: int) -> int | None:
+    """The least number of KV blocks from `first` on without which everything fits, or None."""
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
+
+    def left(gone: int) -> float:
+        fewer = _with_blocks(scenario, scenario.kv_blocks - gone)
+        return _left(needs.accounts(fewer, schedule, prepared.token_budget))
+
+    return least_fitting(first, scenario.kv_blocks - least_blocks(scenario), left)
+
+
+def _with_blocks(scenario: Scenario, blocks: int) -> Scenario:
+    per_block = scenario.memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    return scenario.on(memory=replace(scenario.memory, kv_capacity=blocks * per_block))
+
+
 def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
     memory = scenario.memory
     blocks = scenario.kv_blocks
     per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
-    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
-
-    def smaller(gone: int) -> Scenario:
-        return scenario.on(memory=replace(memory, kv_capacity=(blocks - gone) * per_block))
-
-    least = -(-longest // memory.kv_block)
-    gone = _least(1, blocks - least, lambda n: _left(needs.accounts(smaller(n), schedule, prepared.token_budget)))
+    gone = _gone_blocks(prepared, needs, 1)
     if gone is not None:
-        found = smaller(gone)
-        size = _down(found.kv_blocks * per_block, max(least, 0.99 * found.kv_blocks) * per_block)
+        found = _with_blocks(scenario, blocks - gone)
+        size = _down(found.kv_blocks * per_block, max(least_blocks(scenario), 0.99 * found.kv_blocks) * per_block)
         text = f"kv_capacity={size!r} (now {format_bytes(blocks * per_block)})"
         yield Change(text, blocks / found.kv_blocks, found, schedule)
 
@@ -416,7 +441,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     if not isinstance(scenario.scheduler, ResourceAware):
         return
     tokens = largest_batch(scenario, schedule, prepared.token_budget).tokens
-    gone = _least(1, tokens - 1, lambda n: _left(needs.accounts(scenario, schedule, tokens - n)))
+    gone = least_fitting(1, tokens - 1, lambda n: _left(needs.accounts(scenario, schedule, tokens - n)))
     if gone is not None:
         budget = tokens - gone
         scheduler = replace(scenario.scheduler, token_budget=budget)
@@ -435,7 +460,7 @@ def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     def split(parts: int) -> Schedule:
         return replace(schedule, micro_batches=parts)
 
-    parts = _least(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
+    parts = least_fitting(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
     if parts is not None:
         yield Change(f"micro_batches={parts} (now {now})", parts / now, scenario, split(parts))
 

@@ -95,7 +95,7 @@ class Point:
         pairs = zip(self.labels.items(), self._units, strict=True)
         return {name: each if isinstance(each, str) else format_quantity(each, unit) for (name, each), unit in pairs}
 
-    def of(self, variables: Sequence[str]) -> tuple[float, ...]:
+    def numbers_of(self, variables: Sequence[str]) -> tuple[float, ...]:
         """Some of its numbers."""
         return tuple(self.numbers[name] for name in variables)
 
@@ -125,7 +125,7 @@ class Front:
         """One row per point: its coordinates and the variables."""
         import pandas
 
-        numbers = (dict(zip(self.variables, point.of(self.variables), strict=True)) for point in self.points)
+        numbers = (dict(zip(self.variables, point.numbers_of(self.variables), strict=True)) for point in self.points)
         rows = [{**point.labels, **those} for point, those in zip(self.points, numbers, strict=True)]
         return pandas.DataFrame(rows)
 
@@ -134,8 +134,8 @@ class Front:
         from workbench.plots.sweeps import plot_front
 
         names = self.variables[:2]
-        cloud = [point.of(names) for point in self._sweep.read(names)]
-        line = sorted(point.of(names) for point in self.points)
+        cloud = [point.numbers_of(names) for point in self._sweep.read(names)]
+        line = sorted(point.numbers_of(names) for point in self.points)
         return plot_front(cloud, line, [VARIABLES[name] for name in names], ax)
 
 
@@ -228,7 +228,7 @@ class Sweep:
             )
         points = self.read(variables)
         signs = np.array([1 if VARIABLES[name].more else -1 for name in variables])
-        scores = signs * np.array([point.of(variables) for point in points])
+        scores = signs * np.array([point.numbers_of(variables) for point in points])
         kept = [point for point, score in zip(points, scores, strict=True) if not _beaten(score, scores)]
         first = variables[0]
         return Front(variables, tuple(sorted(kept, key=lambda point: -signs[0] * point.numbers[first])), self)

@@ -38,14 +38,15 @@ class Layout:
     what, known_as : str
         The placement in words, and the systems or options that place a model so.
     pipeline : Pipeline or Stack
-    kept : float
-        Share of the streamed weights that stays on the GPU.
+    kept, kv_kept : float
+        Shares of the streamed weights and of the streamed KV cache that stay on the GPU.
     """
 
     what: str
     known_as: str
     pipeline: Pipeline | Stack
     kept: float = 0.0
+    kv_kept: float = 0.0
 
     @property
     def on_both(self) -> bool:
