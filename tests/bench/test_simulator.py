@@ -33,7 +33,8 @@ def test_the_sweep_on_processes_is_over_a_thousand_scenarios():
 
 
 @pytest.mark.slow
-def test_the_sweep_is_read_on_its_own_processes(monkeypatch):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_sweep_is_read_on_so_many_processes(processes, monkeypatch):
     read = list[int]()
     monkeypatch.setattr(simulator, "SWEPT_REQUESTS", 3)
     monkeypatch.setattr(simulator, "SWEPT", {"memory.kv_capacity": (1e9, 2e9), "schedule": (VSLPipe(),)})
@@ -41,5 +42,5 @@ def test_the_sweep_is_read_on_its_own_processes(monkeypatch):
     monkeypatch.setattr(
         simulator.sweeps, "sweep", lambda *args, **given: read.append(len(sweep(*args, **given).points))
     )
-    assert simulator._swept(2) > 0
+    assert simulator._swept(processes) > 0
     assert read == [2]

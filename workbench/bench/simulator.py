@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -124,16 +124,19 @@ def _position(capacity: str) -> float:
 
 
 def _swept(processes: int) -> float:
-    """Seconds on the clock that a sweep takes on so many processes, which are started meanwhile."""
-    context = multiprocessing.get_context("spawn")
+    """Seconds on the clock that a sweep takes in this process, or on so many others that are started meanwhile."""
     scenario = job().on(workload=Workload.lengths(98, 16, SWEPT_REQUESTS))
     begin = time.perf_counter()
-    with (
-        ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_process) as executor,
-        TemporaryDirectory() as folder,
-    ):
+    with _executor(processes) as executor, TemporaryDirectory() as folder:
         sweeps.sweep(scenario, over=SWEPT, executor=executor, store=Path(folder) / "readings.sqlite")
     return time.perf_counter() - begin
+
+
+def _executor(processes: int) -> Executor:
+    if processes == 1:
+        return ThreadPoolExecutor(1)
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_process)
 
 
 def _count(over: dict[str, Any]) -> int:
