@@ -43,6 +43,9 @@ def test_engines_and_driver_may_die_and_every_request_is_answered_once(tmp_path:
             time.sleep(0.1)
         if job.poll() is None:
             break
+    else:
+        assert "timed out during startup" in (folder.path / "said.txt").read_text()
+        pytest.skip(f"this computer is so busy that Ray did not begin in any of {STARTS} starts")
     job.send_signal(signal.SIGKILL)
     job.wait()
     assert not marker.exists()  # an engine has died before
