@@ -7,10 +7,12 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
+import nbformat
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nbconvert import HTMLExporter
 from PIL import Image
 
 import workbench as wb
@@ -234,6 +236,16 @@ def test_a_page_without_kernel_has_the_picture(view):
         assert picture.width > 700
 
 
+def test_an_exported_page_shows_the_picture(view):
+    """JupyterLab saves no states of widgets; then `jupyter nbconvert --to html` takes the picture."""
+    bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    output = nbformat.v4.new_output("display_data", data=data)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=[output])])
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert data["image/png"] in page.replace("\n", "")
+
+
 def test_a_picture_without_any_point_says_why():
     shown = Explore(SCENARIO, over={"memory.kv_capacity": [2 * BLOCK]}, schedules=SCHEDULES)
     (ax,) = shown.plot().axes
@@ -305,6 +317,16 @@ def test_what_is_known_is_shown_while_the_rest_is_read(explorer, slow):
     explorer.answer({"do": "set", "name": "kv_capacity", "value": 0})
     assert explorer.shown["explored"]["read"] == 1
     assert explorer.shown["explored"]["at"] == [0, 0]
+
+
+def test_a_heat_map_waits_for_no_bounds(explorer, slow):
+    assert slow.begun.acquire(timeout=SECONDS)
+    known = len(explorer.readings.bounds)
+    explorer.answer({"do": "y", "name": "link"})
+    slow.go.release(100)
+    assert explorer.wait(SECONDS)
+    assert len(explorer.readings.bounds) == known == 3
+    assert explorer.shown["explored"]["read"] == 6
 
 
 def test_the_chosen_point_is_read_first_and_then_those_around_it():

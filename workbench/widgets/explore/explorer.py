@@ -108,11 +108,12 @@ class Explorer:
             self._show(look, busy=False, problem=f"{type(error).__name__}: {error}")
 
     def _read(self, look: Look, overtaken: Callable[[], bool]) -> None:
-        """Read in the order in which a reader looks: bounds, the chosen point with its reasons, those around it."""
+        """Read in the order in which a reader looks: bounds of curves, the chosen point, those around it."""
         readings = self.readings
         readings.find(self._unread(look))
-        self._each(readings.bound, look, overtaken)
-        self._show(look, busy=True)
+        if not look.y:  # a heat map draws no bounds
+            self._each(readings.bound, look, overtaken)
+            self._show(look, busy=True)
         self._explain(look, overtaken)
         self._each(readings.read, look, overtaken)
 
