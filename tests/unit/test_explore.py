@@ -171,7 +171,9 @@ def test_the_controls_stand_where_the_chosen_point_is(view):
 
 
 def test_a_sweep_opens_and_nothing_is_computed(opened, swept, monkeypatch):
+    assert opened.wait(SECONDS)
     monkeypatch.setattr(readings_, "read_point", None)
+    monkeypatch.setattr(Readings, "explain", lambda *_: None)
     for message in ({"do": "y", "name": "link"}, {"do": "set", "name": "schedule", "value": "1"}):
         say(opened, **message)
     part = swept.dataset.sel(schedule="VSLPipe", kv_block=4)
@@ -208,7 +210,7 @@ def test_points_are_found_in_a_file_and_committed_to_it(tmp_path, monkeypatch):
     again = wb.sweep(SCENARIO, over=over | {"schedule": SCHEDULES}, store=store)
     same(again.dataset.gen_tok_s.values.T, expected)
     monkeypatch.setattr(Readings, "read", None)
-    monkeypatch.setattr(Readings, "sentences", lambda *_: [])
+    monkeypatch.setattr(Readings, "explain", lambda *_: None)
     found = Explore(SCENARIO, over=over, schedules=SCHEDULES, store=store)
     assert found.wait(SECONDS)
     same(numbers(found), expected)
@@ -264,7 +266,7 @@ class Slow:
         monkeypatch.setattr(readings_, "read_point", self._read)
 
     def _read(self, base, values):
-        if base.read is wb.bound:
+        if base.read is wb.bound:  # not the reader of points
             return Row({"bound_gen_tok_s": 2.0})
         self.begun.release()
         assert self.go.acquire(timeout=SECONDS)
@@ -279,7 +281,6 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def explorer(slow, monkeypatch):
-    monkeypatch.setattr(readings_, "_explained", lambda point: [])
     base = Base(SCENARIO, VSLPipe(), wb.simulate)
     grid = make_grid(
         SCENARIO,
@@ -319,6 +320,18 @@ def test_what_is_known_is_shown_while_the_rest_is_read(explorer, slow):
     assert explorer.shown["explored"]["at"] == [0, 0]
 
 
+def test_a_simulation_ends_when_it_is_overtaken_and_is_not_kept():
+    base = Base(SCENARIO, VSLPipe(), wb.simulate)
+    grid = make_grid(SCENARIO, VSLPipe(), {"memory.kv_capacity": [9 * BLOCK]}, zipped=False)
+    found = Readings(base, grid, {})
+    assert found.read((0,), lambda: True) is None
+    found.explain((0,), lambda: True)
+    assert (found.rows, found.explained((0,))) == ({}, None)
+    whole = wb.simulate(*base.at(grid.values((0,))))
+    assert found.read((0,)).numbers["gen_tok_s"] == whole.gen_tok_s
+    assert found.explained((0,)) == explain([wb.bound(*base.at(grid.values((0,)))), whole])
+
+
 def test_a_heat_map_waits_for_no_bounds(explorer, slow):
     assert slow.begun.acquire(timeout=SECONDS)
     known = len(explorer.readings.bounds)
@@ -356,7 +369,7 @@ def test_whatever_is_asked_the_picture_is_of_two_axes_and_has_the_chosen_point(s
     explorer = Explorer(
         Readings(swept.base, swept.grid, swept.rows), first_look(swept.grid, swept.base), shown.__setitem__
     )
-    explorer.readings.sentences = lambda place: []
+    explorer.readings.explain = lambda *_: None
     for message in messages:
         with suppress(ScenarioError):
             explorer.answer(message)
