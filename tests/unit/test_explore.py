@@ -7,10 +7,12 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
+import nbformat
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nbconvert import HTMLExporter
 from PIL import Image
 
 import workbench as wb
@@ -169,7 +171,9 @@ def test_the_controls_stand_where_the_chosen_point_is(view):
 
 
 def test_a_sweep_opens_and_nothing_is_computed(opened, swept, monkeypatch):
+    assert opened.wait(SECONDS)
     monkeypatch.setattr(readings_, "read_point", None)
+    monkeypatch.setattr(Readings, "explain", lambda *_: None)
     for message in ({"do": "y", "name": "link"}, {"do": "set", "name": "schedule", "value": "1"}):
         say(opened, **message)
     part = swept.dataset.sel(schedule="VSLPipe", kv_block=4)
@@ -206,7 +210,7 @@ def test_points_are_found_in_a_file_and_committed_to_it(tmp_path, monkeypatch):
     again = wb.sweep(SCENARIO, over=over | {"schedule": SCHEDULES}, store=store)
     same(again.dataset.gen_tok_s.values.T, expected)
     monkeypatch.setattr(Readings, "read", None)
-    monkeypatch.setattr(Readings, "sentences", lambda *_: [])
+    monkeypatch.setattr(Readings, "explain", lambda *_: None)
     found = Explore(SCENARIO, over=over, schedules=SCHEDULES, store=store)
     assert found.wait(SECONDS)
     same(numbers(found), expected)
@@ -234,6 +238,16 @@ def test_a_page_without_kernel_has_the_picture(view):
         assert picture.width > 700
 
 
+def test_an_exported_page_shows_the_picture(view):
+    """JupyterLab saves no states of widgets; then `jupyter nbconvert --to html` takes the picture."""
+    bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    output = nbformat.v4.new_output("display_data", data=data)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=[output])])
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert data["image/png"] in page.replace("\n", "")
+
+
 def test_a_picture_without_any_point_says_why():
     shown = Explore(SCENARIO, over={"memory.kv_capacity": [2 * BLOCK]}, schedules=SCHEDULES)
     (ax,) = shown.plot().axes
@@ -252,7 +266,7 @@ class Slow:
         monkeypatch.setattr(readings_, "read_point", self._read)
 
     def _read(self, base, values):
-        if base.read is wb.bound:
+        if base.read is wb.bound:  # not the reader of points
             return Row({"bound_gen_tok_s": 2.0})
         self.begun.release()
         assert self.go.acquire(timeout=SECONDS)
@@ -267,7 +281,6 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def explorer(slow, monkeypatch):
-    monkeypatch.setattr(readings_, "_explained", lambda point: [])
     base = Base(SCENARIO, VSLPipe(), wb.simulate)
     grid = make_grid(
         SCENARIO,
@@ -307,6 +320,28 @@ def test_what_is_known_is_shown_while_the_rest_is_read(explorer, slow):
     assert explorer.shown["explored"]["at"] == [0, 0]
 
 
+def test_a_simulation_ends_when_it_is_overtaken_and_is_not_kept():
+    base = Base(SCENARIO, VSLPipe(), wb.simulate)
+    grid = make_grid(SCENARIO, VSLPipe(), {"memory.kv_capacity": [9 * BLOCK]}, zipped=False)
+    found = Readings(base, grid, {})
+    assert found.read((0,), lambda: True) is None
+    found.explain((0,), lambda: True)
+    assert (found.rows, found.explained((0,))) == ({}, None)
+    whole = wb.simulate(*base.at(grid.values((0,))))
+    assert found.read((0,)).numbers["gen_tok_s"] == whole.gen_tok_s
+    assert found.explained((0,)) == explain([wb.bound(*base.at(grid.values((0,)))), whole])
+
+
+def test_a_heat_map_waits_for_no_bounds(explorer, slow):
+    assert slow.begun.acquire(timeout=SECONDS)
+    known = len(explorer.readings.bounds)
+    explorer.answer({"do": "y", "name": "link"})
+    slow.go.release(100)
+    assert explorer.wait(SECONDS)
+    assert len(explorer.readings.bounds) == known == 3
+    assert explorer.shown["explored"]["read"] == 6
+
+
 def test_the_chosen_point_is_read_first_and_then_those_around_it():
     grid = make_grid(SCENARIO, VSLPipe(), {"memory.kv_capacity": [4096 * n for n in range(1, 8)]}, zipped=False)
     look = first_look(grid, Base(SCENARIO, VSLPipe(), wb.simulate))
@@ -334,7 +369,7 @@ def test_whatever_is_asked_the_picture_is_of_two_axes_and_has_the_chosen_point(s
     explorer = Explorer(
         Readings(swept.base, swept.grid, swept.rows), first_look(swept.grid, swept.base), shown.__setitem__
     )
-    explorer.readings.sentences = lambda place: []
+    explorer.readings.explain = lambda *_: None
     for message in messages:
         with suppress(ScenarioError):
             explorer.answer(message)

@@ -13,7 +13,7 @@ from workbench.analysis.sweeps.reading import VARIABLES
 from workbench.simulate.loading import loader
 from workbench.widgets.explore.look import Look, matrix, moved, outward, over
 from workbench.widgets.explore.picture import chosen, controls, picture
-from workbench.widgets.explore.readings import Readings
+from workbench.widgets.explore.readings import Overtaken, Readings
 from workbench.widgets.parts.newest import Newest
 
 _PERIOD = 1 / 8  # seconds between two pictures
@@ -100,34 +100,29 @@ class Explorer:
                 self._out("point", chosen(self.readings, look))
                 self._due = time.monotonic() + _PERIOD
 
-    def _work(self, look: Look, overtaken: Callable[[], bool]) -> None:
+    def _work(self, look: Look, overtaken: Overtaken) -> None:
         try:
             self._read(look, overtaken)
             self._show(look, busy=False)
         except Exception as error:  # an exception of this thread would not be shown
             self._show(look, busy=False, problem=f"{type(error).__name__}: {error}")
 
-    def _read(self, look: Look, overtaken: Callable[[], bool]) -> None:
-        """Read in the order in which a reader looks: bounds, the chosen point with its reasons, those around it."""
+    def _read(self, look: Look, overtaken: Overtaken) -> None:
+        """Read in the order in which a reader looks: bounds of curves, the chosen point, those around it."""
         readings = self.readings
         readings.find(self._unread(look))
-        self._each(readings.bound, look, overtaken)
-        self._show(look, busy=True)
-        self._explain(look, overtaken)
+        if not look.y:  # a heat map draws no bounds
+            self._each(lambda place, _: readings.bound(place), look, overtaken)
+            self._show(look, busy=True)
+        if not overtaken():
+            readings.explain(look.at, overtaken)
+            self._show(look, busy=True)
         self._each(readings.read, look, overtaken)
 
-    def _each(self, read: Callable[[Place], object], look: Look, overtaken: Callable[[], bool]) -> None:
+    def _each(self, read: Callable[[Place, Overtaken], object], look: Look, overtaken: Overtaken) -> None:
         for place in self._unread(look):
             if overtaken():
                 return
-            read(place)
+            read(place, overtaken)
             if time.monotonic() > self._due:
                 self._show(look, busy=True)
-
-    def _explain(self, look: Look, overtaken: Callable[[], bool]) -> None:
-        """Explain the chosen point."""
-        if self.readings.explained(look.at) is None and not overtaken():
-            self.readings.read(look.at)
-            self._show(look, busy=True)
-            self.readings.sentences(look.at)
-            self._show(look, busy=True)

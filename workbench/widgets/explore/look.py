@@ -17,7 +17,7 @@ Matrix = tuple[tuple[Place, ...], ...]
 
 @dataclass(frozen=True)
 class Look:
-    """What a picture of a grid shows.
+    """A picture of a grid: its axes, its number and the chosen point.
 
     Attributes
     ----------

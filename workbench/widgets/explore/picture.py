@@ -1,4 +1,4 @@
-"""What the browser draws of a look at readings: plain values, and texts with their units."""
+"""Pictures of readings for the browser: plain values, and texts with their units."""
 
 from __future__ import annotations
 

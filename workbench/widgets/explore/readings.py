@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from workbench.analysis.explain import explain
 from workbench.analysis.sweeps.found import Point, Sweep
 from workbench.analysis.sweeps.grid import Axis, Grid, Place
 from workbench.analysis.sweeps.keys import Keys
-from workbench.analysis.sweeps.reading import Base, Row, read_point
+from workbench.analysis.sweeps.reading import Base, Reader, Row, read_point
 from workbench.analysis.sweeps.store import Store
 from workbench.core.errors import WorkbenchError
-from workbench.core.result import Source
+from workbench.core.result import Result, Source
 from workbench.perfmodels import bound
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule
+from workbench.simulate import simulate
 from workbench.widgets.explore.look import Matrix
+
+Overtaken = Callable[[], bool]
+"""True once a newer look waits."""
+
+
+def never() -> bool:
+    """Nothing overtakes it."""
+    return False
 
 
 class Readings:
@@ -74,14 +86,25 @@ class Readings:
         before = self.bounds.get(place)
         return self.rows.get(place, before if before is not None and before.problem else None)
 
-    def read(self, place: Place) -> Row:
-        """The reading of a point, which is read if it is not there, and committed."""
+    def read(self, place: Place, overtaken: Overtaken = never) -> Row | None:
+        """The reading of a point, which is read if it is not there, and committed; None if it was overtaken."""
         with self._reading:
             if place not in self.rows:
-                row = read_point(self.base, self.grid.values(place))
+                row = self._read(place, overtaken)
+                if row is None:
+                    return None
                 self._commit(place, row)
                 self.rows[place] = row
             return self.rows[place]
+
+    def _read(self, place: Place, overtaken: Overtaken) -> Row | None:
+        """Read a point, and explain its result while it is at hand."""
+        reader = _Reader(self.base.read, overtaken)
+        row = read_point(replace(self.base, read=reader), self.grid.values(place))
+        if reader.stopped:
+            return None
+        self._sentences[place] = [] if row.problem else reader.sentences
+        return row
 
     def _commit(self, place: Place, row: Row) -> None:
         key = self._key(place) if self._store is not None and row.lasting else None
@@ -99,14 +122,23 @@ class Readings:
 
     def point(self, place: Place) -> Point:
         """A point, which is read if it is not there."""
-        return Point.of(self.base, self.grid, place, self.read(place))
+        self.read(place)
+        return Point.of(self.base, self.grid, place, self.rows[place])
 
-    def sentences(self, place: Place) -> list[str]:
-        """The explanation of a point's result beside its bound; none of one that was set aside."""
-        if place not in self._sentences:
-            point = self.point(place)
-            self._sentences[place] = [] if point.problem else _explained(point)
-        return self._sentences[place]
+    def explain(self, place: Place, overtaken: Overtaken = never) -> None:
+        """Explain the result of a point, which is read if it is not there; read elsewhere, it is read again for it."""
+        if place in self._sentences:
+            return
+        row = self.read(place, overtaken)
+        if row is None or place in self._sentences:
+            return
+        if row.problem:
+            self._sentences[place] = []
+        elif row.result is not None:
+            point = Point.of(self.base, self.grid, place, row)
+            self._sentences[place] = _sentences(point.scenario, point.schedule, point.result)
+        else:
+            self._read(place, overtaken)
 
     def explained(self, place: Place) -> list[str] | None:
         """The explanation, if there is one already."""
@@ -134,10 +166,22 @@ def _cut(axis: Axis, places: Sequence[int]) -> Axis:
     return replace(axis, values=tuple(axis.values[at] for at in places), labels=tuple(axis.labels[at] for at in places))
 
 
-def _explained(point: Point) -> list[str]:
-    try:
-        result = point.result
-        most = [] if result.source is Source.BOUND else [bound(point.scenario, point.schedule)]
-        return explain([*most, result])
-    except WorkbenchError as error:
-        return [str(error)]
+class _Reader:
+    """A reader that explains its result; a simulation ends when it is overtaken."""
+
+    def __init__(self, read: Reader, overtaken: Overtaken) -> None:
+        self._read = partial(simulate, until=overtaken) if read is simulate else read
+        self.stopped = False
+        self.sentences: list[str] = []
+
+    def __call__(self, scenario: Scenario, schedule: Schedule) -> Result:
+        result = self._read(scenario, schedule)
+        self.stopped = result.stopped
+        if not result.stopped:
+            self.sentences = _sentences(scenario, schedule, result)
+        return result
+
+
+def _sentences(scenario: Scenario, schedule: Schedule, result: Result) -> list[str]:
+    most = [] if result.source is Source.BOUND else [bound(scenario, schedule)]
+    return explain([*most, result])
