@@ -16,7 +16,7 @@ from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe
 
 SCENARIO = tiny_scenario([8] * 40, [10] * 40)
-OVER = {"workload.requests": tuple(range(1, 101)), "schedule": (Sequential(), VSLPipe())}
+OVER = {"workload.requests": tuple(range(1, 61)), "schedule": (Sequential(), VSLPipe())}
 
 
 @dataclass(frozen=True)

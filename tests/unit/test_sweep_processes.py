@@ -127,6 +127,17 @@ def test_points_that_could_be_guilty_are_read_alone():
     assert len(again) == 2
 
 
+def test_a_suspect_waits_until_nothing_else_is_being_read():
+    one, other, suspect = (Task((n,), {"n": n}) for n in range(3))
+    feeder = running._Feeder(BASE, deque([one]), Told(), list, 1.0)
+    feeder._suspects.append(suspect)
+    feeder._handed[Future()] = [other]
+    assert feeder._next() == []
+    feeder._handed.clear()
+    assert feeder._next() == [suspect]
+    assert feeder._next() == [one]
+
+
 def test_an_interrupt_stops_the_pool_and_keeps_what_was_read():
     pool = Told()
     got = []

@@ -142,7 +142,8 @@ def with_fields(scenario: Scenario, schedule: Schedule, values: Mapping[str, Any
     for name, value in wholes.items():
         parts.whole(name, _entry(known, name).parse(value))
     own = dict[str, dict[str, Any]]()
-    known = {entry.field.name: entry for entry in _entries_of(parts)}
+    if wholes:
+        known = {entry.field.name: entry for entry in _entries_of(parts)}
     for name, value in values.items():
         if name not in wholes:
             entry = _entry(known, name)
