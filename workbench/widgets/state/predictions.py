@@ -223,7 +223,7 @@ def _least_iterations(scenario: Scenario) -> int:
 
 
 def _wired(settings: Settings) -> Hashable:
-    """What decides how long an iteration takes to simulate."""
+    """The settings that decide how long an iteration takes to simulate."""
     wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
     return (*wired, loader().there)
 
