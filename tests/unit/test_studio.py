@@ -16,6 +16,7 @@ from workbench.serving import fits
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
+from workbench.widgets.state.drawing import Drawing, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import spread, swept
@@ -420,14 +421,14 @@ def test_refusals_depend_on_no_memory():
     assert predictions.refused(settings.on(schedule=VSLPipe(), kv_tokens=1.0)) is None
 
 
-def test_curves_with_points_of_samples_say_so(monkeypatch):
-    slow = lambda found, settings, *_: found._paces.__setitem__(_wired(settings), 1.0)  # noqa: E731
-    monkeypatch.setattr(Predictions, "_note_pace", slow)
-    desk = Desk(long_runs(), [VSLPipe()])
-    desk.say("set", name="output_len", value=3)
-    (line,) = (each for each in desk.drawn()["curves"]["lines"] if each["name"] == "VSLPipe")
-    assert line["kind"] == "sample"
-    desk.studio.close()
+def test_curves_with_points_of_samples_say_so():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    predictions._paces[_wired(settings)] = 1.0
+    drawing = Drawing(predictions, lambda _: [], list, lambda *_: None)
+    points = _Points({}, set())
+    drawing._add_points(points, settings, [], 1.0, lambda: False)
+    assert [(name, points.kind(name)) for name in points.of] == [("bound", "bound"), ("VSLPipe", "sample")]
 
 
 def test_nothing_large_is_kept_of_a_simulation():
