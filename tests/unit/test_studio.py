@@ -14,9 +14,11 @@ from workbench.pipeline import Pipeline, Stack, code_of, connected
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
 from workbench.stages import ExpertSet, Op, Work, combine, experts
+from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
+from workbench.widgets.state.drawing import Drawing, _Points
 from workbench.widgets.state.figures import figure
-from workbench.widgets.state.predictions import Predictions, _wired
+from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import spread, swept
 from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio
@@ -352,9 +354,13 @@ def long_runs(**more):
     return scenario.on(workload=workload, memory=wb.Memory(kv_capacity=4_000 * each, **more))
 
 
-def test_a_sample_stands_for_all_requests_and_stays_below_the_bound():
+def test_a_sample_stands_for_all_requests_and_stays_below_the_bound(monkeypatch):
+    monkeypatch.setattr(predicted, "FULL", 1e3)  # a slow computer has time for it too
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
+    pace = 4 * predicted.SOON / predictions.bound(settings).iterations  # a quarter of the requests is in time
+    monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
+    predictions._paces[_wired(settings)] = pace
     soon = predictions.simulation(settings, VSLPipe(), soon=True)
     assert int(soon.facts["requests"]) < 8_000
     whole = wb.simulate(settings.predicted(), VSLPipe()).gen_tok_s
@@ -382,6 +388,21 @@ def test_a_sample_is_small_where_even_one_that_fills_the_cache_would_take_long(m
     assert found.facts["requests"] == "1"
 
 
+def test_a_sample_that_takes_longer_than_its_pace_says_is_made_smaller(monkeypatch):
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    asked = list[int]()
+    monkeypatch.setattr(predictions, "_simulated", lambda settings, _: asked.append(settings.sample) or told(settings))
+
+    def told(settings):
+        predictions._paces[_wired(settings)] = 10 ** -(6 - len(asked))
+        return Refused(ScheduleError("found")) if settings.sample == 1 else None
+
+    assert predictions.simulation(settings, VSLPipe(), soon=True).why == "found"
+    assert asked == sorted(asked, key=lambda sample: -(sample or 8_000))
+    assert asked[-1] == 1
+
+
 def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
@@ -400,14 +421,14 @@ def test_refusals_depend_on_no_memory():
     assert predictions.refused(settings.on(schedule=VSLPipe(), kv_tokens=1.0)) is None
 
 
-def test_curves_with_points_of_samples_say_so(monkeypatch):
-    monkeypatch.setattr(Predictions, "_note_pace", lambda *_: None)
-    desk = Desk(long_runs(), [VSLPipe()])
-    desk.studio.predictions._paces[_wired(desk.studio.settings)] = 1.0
-    desk.say("set", name="output_len", value=3)
-    (line,) = (each for each in desk.drawn()["curves"]["lines"] if each["name"] == "VSLPipe")
-    assert line["kind"] == "sample"
-    desk.studio.close()
+def test_curves_with_points_of_samples_say_so():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    predictions._paces[_wired(settings)] = 1.0
+    drawing = Drawing(predictions, lambda _: [], list, lambda *_: None)
+    points = _Points({}, set())
+    drawing._add_points(points, settings, [], 1.0, lambda: False)
+    assert [(name, points.kind(name)) for name in points.of] == [("bound", "bound"), ("VSLPipe", "sample")]
 
 
 def test_nothing_large_is_kept_of_a_simulation():

@@ -103,14 +103,12 @@ class Predictions:
         asked = settings.on(schedule=schedule)
         longest = SOON if soon else PATIENT
         found = self._simulations.get(asked)
-        if found is None:
+        while found is None:
             number = self._sample(asked, longest)
-            due = perf_counter() + 2 * longest
-            found = self._simulated(asked.on(sample=number), lambda: until() or (not number and perf_counter() > due))
-        if found is None and not until():  # it took longer than its pace, or than an unknown one
-            found = self._simulated(asked.on(sample=self._sample(asked, longest)), until)
-        if found is None:
-            raise StoppedError("the simulation was overtaken.")
+            due = math.inf if number == 1 else perf_counter() + 2 * max(longest, FULL if number else longest)
+            found = self._simulated(asked.on(sample=number), lambda due=due: until() or perf_counter() > due)  # type: ignore[misc]
+            if found is None and until():
+                raise StoppedError("the simulation was overtaken.")
         return found
 
     def rate(
@@ -170,12 +168,13 @@ class Predictions:
         return found
 
     def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:
-        """Note the simulation time per iteration of the bound [s], of a simulation that may have been stopped."""
+        """Note the simulation time per iteration of the bound [s]; that of one that was stopped at least doubles."""
         scenario = self.scenario(settings)
         if isinstance(scenario, Scenario):
             share = found.generated / scenario.workload.as_served.output_len.sum()
             pace = seconds / (share * _least_iterations(scenario)) if share else math.inf
-            self._paces[_wired(settings)] = min(pace, self._paces.get(_wired(settings)) or pace)
+            before = self._paces.get(_wired(settings)) or 0.0
+            self._paces[_wired(settings)] = max(pace, 2 * before) if found.stopped else pace
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
@@ -223,7 +222,7 @@ def _least_iterations(scenario: Scenario) -> int:
 
 
 def _wired(settings: Settings) -> Hashable:
-    """What decides how long an iteration takes to simulate."""
+    """The settings that decide how long an iteration takes to simulate."""
     wired = (settings.pipeline, settings.model, settings.machine, settings.schedule, settings.scheduler)
     return (*wired, loader().there)
 
