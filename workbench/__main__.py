@@ -210,7 +210,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     """The options of commands that load a model and serve requests with it."""
     parser.add_argument("--weights", help="precision of the weights: fp32, bf16, int8, int4 (default: the model's own)")
     parser.add_argument("--kv", help="precision of the KV cache: fp32 or bf16 (default: the model's own)")
-    parser.add_argument("--kv-capacity", help="size of the KV cache, as 4GB (default: 512 tokens for each of them)")
+    parser.add_argument("--kv-capacity", help="size of the KV cache, as 4GB (default: 512 tokens of each request)")
     parser.add_argument("--together", type=_count, default=64, help="most requests that run at once (default: 64)")
     parser.add_argument("--max-tokens", type=_count, default=256, help="where a request says nothing (default: 256)")
     parser.add_argument("--scheduler", default="ResourceAware", help="its name (default: ResourceAware)")
