@@ -104,7 +104,11 @@ def matrix(grid: Grid, look: Look) -> Matrix:
         return (tuple((place,) for place in columns),)
     up = up_axis(grid, look)
     rows = _ascending(axis_of(grid, up)) if up else [None]
-    return tuple(tuple(_moved(grid, look.at, {look.x: x, up: y}) for x in columns) for y in rows)
+    return tuple(_row(grid, look, columns, {up: y}) for y in rows)
+
+
+def _row(grid: Grid, look: Look, columns: Sequence[int], up: dict[str, int | None]) -> tuple[Place, ...]:
+    return tuple(_moved(grid, look.at, {look.x: x, **up}) for x in columns)
 
 
 def _ascending(axis: Axis) -> list[int]:

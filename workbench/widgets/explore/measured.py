@@ -40,8 +40,8 @@ def sweep_of(runs: Sequence[Measured]) -> Sweep:
     if not runs:
         raise ScenarioError("nothing has been run here yet; press Start, or Measure below the curves.")
     base = Base(runs[0].scenario, runs[0].schedule, run)
-    told = [{field.name: field for field in fields_of(each.scenario, each.schedule)} for each in runs]
-    over = {name: _distinct(fields[name].value for fields in told) for name in _varied(told)}
+    told = [_by_name(each) for each in runs]
+    over = {name: _values(told, name) for name in _varied(told)}
     grid = make_grid(base.scenario, base.schedule, over or {SCHEDULE: [base.schedule]}, zipped=False)
     rows = dict.fromkeys(grid.places(), _ASIDE)
     for fields, each in zip(told, runs, strict=True):
@@ -58,24 +58,33 @@ def _varied(told: Sequence[dict[str, Field]]) -> list[str]:
     """Names of the fields that differ: those of a part, or the whole part where it is of another kind."""
     found = list[str]()
     for part in (name for name in told[0] if "." not in name):
-        inside = [[name for name in fields if name.startswith(f"{part}.")] for fields in told]
+        inside = [_under(part, fields) for fields in told]
         alike = part != SCHEDULE and all(each == inside[0] for each in inside)
         own = [name for name in inside[0] if _differs(told, name)] if alike else []
-        own = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]  # the link's directions
+        own = [name for name in own if name.rpartition(".")[0] not in own]  # the link, rather than its directions
         found += own or ([part] if _differs(told, part) else [])
     return found
 
 
 def _differs(told: Sequence[dict[str, Field]], name: str) -> bool:
-    return len(_distinct(fields[name].value for fields in told)) > 1
+    return len(_values(told, name)) > 1
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
+def _values(told: Sequence[dict[str, Field]], name: str) -> list[Any]:
+    """The values of a field, each once."""
     found = list[Any]()
-    for value in values:
-        if value not in found:
-            found.append(value)
+    for fields in told:
+        if fields[name].value not in found:
+            found.append(fields[name].value)
     return found
+
+
+def _by_name(run_: Measured) -> dict[str, Field]:
+    return {field.name: field for field in fields_of(run_.scenario, run_.schedule)}
+
+
+def _under(part: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"{part}.")]
 
 
 def _place(grid: Grid, fields: dict[str, Field]) -> Place:

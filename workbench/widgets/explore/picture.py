@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from workbench.analysis.sweeps.grid import Axis, Grid, Place
 from workbench.analysis.sweeps.reading import VARIABLES
@@ -31,7 +31,7 @@ _TOLD = (
 def controls(grid: Grid, look: Look) -> Plain:
     """A slider for each numeric axis and a chooser for each other one; one slider for axes that go along together."""
     if grid.zipped:
-        steps = [", ".join(told(axis, place) for axis in grid.axes) for place in range(len(grid.axes[0]))]
+        steps = [", ".join(texts) for texts in zip(*map(_texts, grid.axes), strict=True)]
         label = ", ".join(axis_words(axis.short) for axis in grid.axes)
         made = [_slider(grid.axes[0].short, label, look.at[0], steps)]
     else:
@@ -40,7 +40,7 @@ def controls(grid: Grid, look: Look) -> Plain:
 
 
 def _control(axis: Axis, at: int) -> Plain:
-    texts = [told(axis, place) for place in range(len(axis))]
+    texts = _texts(axis)
     label = axis_words(axis.short)
     if axis.numeric:
         return _slider(axis.short, label, at, texts)
@@ -50,6 +50,10 @@ def _control(axis: Axis, at: int) -> Plain:
 
 def _slider(name: str, label: str, at: int, steps: Sequence[str]) -> Plain:
     return {"name": name, "label": label, "kind": "slider", "at": at, "steps": list(steps), "note": ""}
+
+
+def _texts(axis: Axis) -> list[str]:
+    return [told(axis, place) for place in range(len(axis))]
 
 
 def told(axis: Axis, place: int) -> str:
@@ -82,7 +86,7 @@ def picture(readings: Readings, look: Look, *, busy: bool, problem: str = "") ->
         "y": _axis(axis_of(grid, up), [_along(grid, row[0], up) for row in points]) if up else None,
         "axes": [{"value": axis.short, "label": axis_words(axis.short)} for axis in grid.axes],
         "together": grid.zipped,
-        "cells": [[_cell(readings, look, place) for place in row] for row in points],
+        "cells": [_cells(readings, look, row) for row in points],
         "bounds": _bounds(readings, points) if look.value == "gen_tok_s" and not look.y else [],
         "at": _found(points, look.at),
         "best": _best(readings, look, points),
@@ -112,6 +116,10 @@ def _axis(axis: Axis, places: Sequence[int]) -> Plain:
     return {"name": axis.short, "label": axis_words(axis.short), "at": at, "words": words, "log": wide}
 
 
+def _cells(readings: Readings, look: Look, row: Sequence[Place]) -> list[Plain]:
+    return [_cell(readings, look, place) for place in row]
+
+
 def _cell(readings: Readings, look: Look, place: Place) -> Plain:
     """One point: its number, or the reason why there is none; neither if it is not read yet."""
     row = readings.known(place)
@@ -124,10 +132,14 @@ def _cell(readings: Readings, look: Look, place: Place) -> Plain:
 
 def _bounds(readings: Readings, points: Matrix) -> list[list[float | None]]:
     """The bound of every point, line by line; one line if all lines have the same."""
-    found = [[readings.most(place) for place in row] for row in points]
-    columns = [[value for value in column if value is not None] for column in zip(*found, strict=True)]
+    found = [list(map(readings.most, row)) for row in points]
+    columns = [_known(column) for column in zip(*found, strict=True)]
     same = all(not column or max(column) - min(column) <= _ALIKE * max(column) for column in columns)
     return [[column[0] if column else None for column in columns]] if same else found
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _found(points: Matrix, at: Place) -> list[int]:

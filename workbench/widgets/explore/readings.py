@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from workbench.analysis.explain import explain
@@ -149,13 +150,10 @@ class Readings:
         flat = [place for row in points for place in row]
         if self.grid.zipped:
             return Sweep.of(self.base, self.grid, {place: self._row(place) for place in self.grid.places()})
-        kept = [sorted({place[axis] for place in flat}) for axis in range(len(self.grid.axes))]
+        kept = [sorted(set(along)) for along in zip(*flat, strict=True)]
         cut = Grid(tuple(_cut(axis, places) for axis, places in zip(self.grid.axes, kept, strict=True)))
-        numbers = [dict(zip(places, range(len(places)), strict=True)) for places in kept]
-        inside = {
-            tuple(number[at] for number, at in zip(numbers, place, strict=True)): self._row(place) for place in flat
-        }
-        return Sweep.of(self.base, cut, inside)
+        inside = dict(zip(cut.places(), product(*kept), strict=True))
+        return Sweep.of(self.base, cut, {place: self._row(whole) for place, whole in inside.items()})
 
     def _row(self, place: Place) -> Row:
         return self.rows.get(place, Row({}, "not read yet", lasting=False))
