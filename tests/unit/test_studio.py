@@ -359,12 +359,13 @@ def test_a_sample_stands_for_all_requests_and_stays_below_the_bound(monkeypatch)
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
     pace = 4 * predicted.SOON / predictions.bound(settings).iterations  # a quarter of the requests is in time
-    monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
-    predictions._paces[_wired(settings)] = pace
+    noted = lambda settings, *_: predictions._paces.__setitem__(_wired(settings), pace)  # noqa: E731
+    monkeypatch.setattr(predictions, "_note_pace", noted)
+    noted(settings)
     soon = predictions.simulation(settings, VSLPipe(), soon=True)
     assert int(soon.facts["requests"]) < 8_000
     whole = wb.simulate(settings.predicted(), VSLPipe()).gen_tok_s
-    rate = predictions.rate(settings, VSLPipe(), soon=True)
+    rate = predictions.of_all(soon, settings.on(schedule=VSLPipe()))
     assert rate == pytest.approx(whole, rel=0.06)
     assert rate <= predictions.bound(settings).gen_tok_s
 
