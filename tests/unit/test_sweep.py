@@ -497,6 +497,9 @@ def test_two_numeric_fields_make_a_heat_map_with_hatched_refusals(store):
     (ax,) = sweep.plot()
     (mesh,) = ax.collections
     assert np.array_equal(mesh.get_array().filled(np.nan), sweep.dataset.gen_tok_s.values.T, equal_nan=True)
+    (star,) = (line for line in ax.lines if line.get_marker() == "*")
+    row, column = int(star.get_ydata()[0]), int(star.get_xdata()[0])
+    assert mesh.get_array()[row, column] == sweep.best().numbers["gen_tok_s"]
     hatched = [patch.get_xy() for patch in ax.patches if patch.get_hatch()]
     assert hatched == [(0, 0), (0, 1)]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1 MB/s", "8 MB/s"]
