@@ -3,13 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from workbench.analysis.advise import Advice, advise
 from workbench.analysis.compare import Comparison, compare
 from workbench.analysis.costs import Costs, costs
-from workbench.analysis.optimize import Optimum, optimize
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.analysis.sustained import sustained_rate
-from workbench.analysis.sweeps import Sweep, sweep
 from workbench.core.catalogue import data_path
 from workbench.core.latency import Slo
 from workbench.core.result import Result, Source
@@ -40,6 +37,9 @@ from workbench.workload.exam import make_exam
 from workbench.workload.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from workbench.analysis.advise import Advice, advise
+    from workbench.analysis.optimize import Optimum, optimize
+    from workbench.analysis.sweeps import Sweep, sweep
     from workbench.engine import RunState, calibrate, make_checkpoint, run, start
     from workbench.jobs import LLM
 
@@ -110,10 +110,19 @@ __all__ = [
 ]
 
 
+_ON_FIRST_USE = {
+    "workbench.analysis.advise": ("Advice", "advise"),
+    "workbench.analysis.optimize": ("Optimum", "optimize"),
+    "workbench.analysis.sweeps": ("Sweep", "sweep"),
+    "workbench.engine": ("RunState", "calibrate", "make_checkpoint", "run", "start"),
+    "workbench.jobs": ("LLM",),
+}
+"""Packages that take time to import, by the names that are taken from them: the engine brings torch and Numba."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
-    if name in ("RunState", "calibrate", "make_checkpoint", "run", "start"):
-        return getattr(importlib.import_module("workbench.engine"), name)
-    if name == "LLM":
-        return importlib.import_module("workbench.jobs").LLM
+    """Import a package on the first use of one of its names (PEP 562)."""
+    for package, names in _ON_FIRST_USE.items():
+        if name in names:
+            return getattr(importlib.import_module(package), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
