@@ -13,9 +13,9 @@ from tests.builders import OWN, scenarios, small_machine, tiny_model, tiny_scena
 from tests.examples import DEEP, examples
 from tests.systems import GOLDEN, VSL
 from workbench.analysis.optimize import trials as trials_module
+from workbench.analysis.optimize.auto_scheduler import optimum_of, sample_of
 from workbench.analysis.optimize.ceilings import Ceilings
 from workbench.analysis.optimize.objective import Goodput, Throughput, objective_of
-from workbench.analysis.optimize.optimize import optimum_of, sample_of
 from workbench.analysis.optimize.space import Space
 from workbench.analysis.optimize.trials import Budget, Trials, most_tokens
 from workbench.analysis.optimize.wirings import GIVEN
