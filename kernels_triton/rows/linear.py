@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..backend.operands import FLOATS
 from ..backend.operators import check_tensor
 from ..backend.products import product
 from ..declarations import operation, reference_of, work_of
-from .rows import check_rows
 
 
 @operation
@@ -21,9 +21,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     Parameters
     ----------
-    x : (T, C) fp32, fp16 or bf16
-        Rows may be strided, columns not.
-    weight : (R, C) of the same type, contiguous columns
+    x : (T, C) fp32, fp16 or bf16, in any layout
+    weight : (R, C) of the same type, in any layout
     bias : (R,) of the same type; by default none
 
     Returns
@@ -36,20 +35,28 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     TypeError
         If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices disagree.
+        If shapes or devices disagree.
 
     Examples
     --------
     >>> linear(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.ones(2))
     tensor([[2., 6.]])
     """
-    check_rows("x", x)
-    check_rows("weight", weight)
+    _check_matrix("x", x)
+    _check_matrix("weight", weight)
     _check_same("weight", weight, x, (len(weight), x.shape[1]))
     if bias is not None:
         check_tensor("bias", bias)
         _check_same("bias", bias, x, (len(weight),))
     return product(x, weight, bias)
+
+
+def _check_matrix(name: str, operand: torch.Tensor) -> None:
+    check_tensor(name, operand)
+    if operand.dtype not in FLOATS:
+        raise TypeError(f"{name} must be fp32, fp16 or bf16, not {operand.dtype}: convert it before the call.")
+    if operand.ndim != 2 or operand.shape[1] == 0:
+        raise ValueError(f"{name} must have rows and columns, not the shape {tuple(operand.shape)}: reshape it.")
 
 
 def _check_same(name: str, operand: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...]) -> None:

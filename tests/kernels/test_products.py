@@ -37,6 +37,15 @@ def test_sums_are_in_fp32_and_rounded_once_over_several_blocks_of_the_weight(dty
 
 
 @pytest.mark.usefixtures("both_kinds")
+@pytest.mark.parametrize("rows", [0, 3])
+def test_operands_may_have_any_layout(rows):
+    x, weight = drawn(torch.bfloat16, 5, 8), drawn(torch.bfloat16, 8, 6)
+    found = kernels.linear(x.T[: 2 * rows : 2, :5], weight.T[:, :5])
+    assert found.shape == (rows, 6)
+    torch.testing.assert_close(found.double(), x.T[: 2 * rows : 2].double() @ weight[:5].double(), rtol=8e-3, atol=8e-3)
+
+
+@pytest.mark.usefixtures("both_kinds")
 def test_experts_on_the_host_are_the_same_on_both_kinds_of_cpu():
     x = drawn(torch.bfloat16, 50, 64)
     both = drawn(torch.bfloat16, 4, 48, 64) / 8, drawn(torch.bfloat16, 4, 64, 24) / 8

@@ -14,7 +14,7 @@ from workbench.perfmodels import bound
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules import Sequential
 from workbench.serving import fits
-from workbench.serving.capacity import _least
+from workbench.serving.capacity import least_fitting
 from workbench.simulate import simulate
 
 FORMATS = st.sampled_from([None, "fp32", "bf16", "fp16"])
@@ -82,7 +82,7 @@ def rising(draw):
 @given(rising())
 def test_the_least_number_that_fits_is_the_first_of_all(left):
     first = next((number for number, free in enumerate(left) if free >= 0), None)
-    assert _least(0, len(left) - 1, left.__getitem__) == first
+    assert least_fitting(0, len(left) - 1, left.__getitem__) == first
 
 
 def test_what_is_linear_takes_few_steps():
@@ -92,5 +92,5 @@ def test_what_is_linear_takes_few_steps():
         asked.append(number)
         return 4096.0 * number - 1e9
 
-    assert _least(1, 10**6, left) == -(-(10**9) // 4096)
+    assert least_fitting(1, 10**6, left) == -(-(10**9) // 4096)
     assert len(asked) <= 5
