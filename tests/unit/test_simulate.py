@@ -22,8 +22,9 @@ from workbench.schedules import CGOPipe, Overlap, Sequential, Step, VSLPipe
 from workbench.schedules.plan import busy_seconds
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
-from workbench.simulate import Detail, late_bar, simulate
+from workbench.simulate import Detail, clock, late_bar, simulate
 from workbench.simulate.clock import UNSEEN, IterationClock
+from workbench.simulate.loading import Loader
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
 
 
@@ -36,7 +37,8 @@ def test_a_simulation_says_so():
 
 
 @pytest.mark.parametrize("detail", Detail)
-def test_a_simulation_that_is_told_to_ends_early_and_says_so(detail):
+def test_a_simulation_that_is_told_to_ends_early_and_says_so(detail, monkeypatch):
+    monkeypatch.setattr(clock, "loader", Loader)  # the compiled kernels play these few iterations in one stretch
     scenario = tiny_scenario(requests=40)
     whole = simulate(scenario, VSLPipe(), detail=detail)
     asked = iter([False, False, True])

@@ -252,7 +252,7 @@ def test_a_killed_worker_loses_nothing_and_is_not_waited_for(two_processes, tmp_
     assert {point for point, _ in read} == {
         f"{n} {s.name}" for n in over["workload.requests"] for s in OVER["schedule"]
     }
-    assert len({process for _, process in read} - {str(os.getpid())}) >= 3
+    assert len({process for _, process in read} - {str(os.getpid())}) >= 2  # the killed one, and who read on
     assert not multiprocessing.active_children()
 
 
