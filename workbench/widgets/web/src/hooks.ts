@@ -46,6 +46,12 @@ export function useBroken(): boolean {
   return useTrait("parts").includes("wiring") && Boolean(fault);
 }
 
+// The reason why settings and wiring stay as they are; a view without runs has none.
+export function useHeld(): string | undefined {
+  const live: Traits["live"] | undefined = useTrait("live");
+  return live?.held;
+}
+
 // The width of an element, as it changes.
 export function useWidth(element: RefObject<HTMLElement | null>): number {
   const [width, setWidth] = useState(0);

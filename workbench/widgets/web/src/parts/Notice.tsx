@@ -1,11 +1,11 @@
 import type { ReactNode } from "react";
 
-import { useTalk, useTrait } from "../hooks";
+import { useHeld, useTalk } from "../hooks";
 
 // What stands between the user and an answer.
 export function Notice(): ReactNode {
   const { busy, gone } = useTalk();
-  const { held } = useTrait("live");
+  const held = useHeld();
   const text = gone
     ? "The kernel was restarted or has ended: run the cell again. What is shown is the last state."
     : busy

@@ -1,14 +1,14 @@
 import type { ReactNode } from "react";
 
 import type { Control } from "../contract";
-import { useBench, useTrait } from "../hooks";
+import { useBench, useHeld, useTrait } from "../hooks";
 import { Choice } from "./Choice";
 import { Panel } from "./Panel";
 import { SliderField } from "./SliderField";
 
 export function Settings(): ReactNode {
   const { groups } = useTrait("settings");
-  const { held } = useTrait("live");
+  const held = useHeld();
   return (
     <Panel title="Settings" name="settings">
       {groups.map(({ title, controls }) => (
