@@ -9,8 +9,9 @@ from workbench.bench.doctor import doctor
 from workbench.bench.doctor import speeds as measuring
 from workbench.bench.doctor.doctor import computer, paths
 from workbench.bench.doctor.settings import settings
-from workbench.bench.doctor.speeds import judged, recorded, speeds
+from workbench.bench.doctor.speeds import judged, speeds
 from workbench.bench.doctor.system import System
+from workbench.bench.record import medians
 from workbench.core.quiet import Noise
 from workbench.hardware import usable_cores
 
@@ -131,9 +132,9 @@ def test_rates_are_kept_in_the_form_in_which_they_are_read(tmp_path, monkeypatch
     path = tmp_path / "speeds.json"
     count = doctor(json=path, say=said.append)
     assert json.loads(path.read_text())["family"]
-    kept = recorded(path)
+    kept = medians(path)
     assert list(kept) == list(speeds(usable_cores()))
     assert all(1e7 < rate < 1e14 for rate in kept.values())
     assert said[-1] == (f"{count} thing{'s' if count > 1 else ''} to mend" if count else "Nothing to mend.")
     assert sum(line.startswith("!") for line in said) == count
-    assert recorded(tmp_path / "none.json") == {}
+    assert medians(tmp_path / "none.json") == {}

@@ -10,9 +10,7 @@ from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, clock, late_bar, simulate
 from workbench.simulate.loading import Loader
 
-CALLS_PER_ITERATION = (
-    770  # 756 when this was written and run alone (3.11, profiled calls of C functions included)
-)
+CALLS_PER_ITERATION = 770  # 756 when this was written and run alone (3.11, profiled calls of C functions included)
 
 
 def test_twenty_thousand_requests_are_simulated_in_few_calls(monkeypatch):

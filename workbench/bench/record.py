@@ -18,6 +18,8 @@ from workbench.hardware import Machine
 ROOF = "of the roof"
 FALL = 0.03
 """Share by which a record may be missed."""
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors of reading a file that is no record."""
 
 
 def say(line: str) -> None:
@@ -70,27 +72,29 @@ def of_family(name: str, family: str) -> Path:
 
 def fallen(ratios: Mapping[str, Mapping[str, float]], path: Path) -> dict[str, float]:
     """Shares of the roof that lie more than `FALL` below those of a record, over these; none without a record."""
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))["ratios"]
-        common = {name: before[name]["median"] for name in ratios if name in before and ROOF in name}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    shares = {name: ratios[name]["median"] / median for name, median in common.items()}
+    common = {name: before for name, before in medians(path).items() if name in ratios and ROOF in name}
+    shares = {name: ratios[name]["median"] / before for name, before in common.items()}
     return {name: share for name, share in shares.items() if share < 1 - FALL}
+
+
+def medians(path: Path) -> dict[str, float]:
+    """The medians of a record by name; none if it cannot be read."""
+    with suppress(*_UNREADABLE):
+        found = json.loads(path.read_bytes())["ratios"]
+        return {name: float(each["median"]) for name, each in found.items()}
+    return {}
 
 
 def _family(path: Path) -> str | None:
     """The family of CPUs whose record a file is; None if it is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["family"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(found)
+    with suppress(*_UNREADABLE):
+        return str(json.loads(path.read_bytes())["family"])
+    return None
 
 
 def rows_by_step(path: Path, machine: str) -> dict[str, dict[str, Any]]:
     """The rows of a record by their `step`; none if it cannot be read, or is of another machine or other versions."""
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+    with suppress(*_UNREADABLE):
         found = json.loads(path.read_bytes())
         if (found["machine"], found["versions"]) == (machine, versions()):
             return {row["step"]: row for row in found["rows"]}

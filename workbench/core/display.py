@@ -31,5 +31,11 @@ def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines whose columns stand below one another."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
 def _cell(tag: str, text: str) -> str:
     return f"<{tag} {_LEFT}>{escaped(text)}</{tag}>"

@@ -40,7 +40,7 @@ from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import present
 from workbench.stages import PartRows
-from workbench.workload.stop_strings import spells
+from workbench.workload.stop_strings import stops
 from workbench.workload.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -223,10 +223,7 @@ class Engine:
         """True if the latest token of a request is one that it stops at, or completes a text that it stops at."""
         request = self._requests[number]
         tokens = self._tokens[number]
-        how = request.sampling
-        return tokens[-1] in how.stop_token_ids or (
-            bool(how.stop) and spells(tokens[len(request.prompt) :], how.stop, self._tokenizer)
-        )
+        return stops(tokens, request.sampling, lambda: self._tokenizer, start=len(request.prompt))
 
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""

@@ -23,7 +23,7 @@ from workbench.serving.iterations import Joined
 from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
 from workbench.workload import Request, Workload
-from workbench.workload.stop_strings import spells
+from workbench.workload.stop_strings import stops
 from workbench.workload.tokenizer import load_tokenizer
 
 ROUND_REQUESTS, ROUND_ITERATIONS = 10_000, 100_000
@@ -341,9 +341,7 @@ class _Desk:
             ticket.tell(Told(token, self.engine.latest_logprobs(number), end))
 
     def _end(self, ticket: Ticket) -> End | None:
-        """The reason for which a request ends with its latest token, as the engine judges it."""
-        how = ticket.request.sampling
-        stopped = ticket.tokens[-1] in how.stop_token_ids
-        if stopped or (how.stop and spells(ticket.tokens, how.stop, load_tokenizer(self._model))):
+        """The reason for which a request ends with its latest token; None if it goes on."""
+        if stops(ticket.tokens, ticket.request.sampling, lambda: load_tokenizer(self._model)):
             return End.STOP
         return End.LENGTH if len(ticket.tokens) == ticket.request.output_len else None

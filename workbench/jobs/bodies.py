@@ -70,6 +70,20 @@ class Asked:
     stream: bool = False
     usage: bool = False
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt and, at most, of the answer."""
+        return len(self.request.prompt) + self.request.output_len
+
+    def too_long(self, most: int) -> RequestError:
+        """The error of a request that has more tokens than there is room for."""
+        return RequestError(
+            f"a prompt of {len(self.request.prompt)} tokens and an answer of {self.request.output_len} are too long, "
+            f"there is room for {most} in all; shorten the prompt, or give a smaller max_tokens.",
+            "max_tokens",
+            code="context_length_exceeded",
+        )
+
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
     """The object of a text in JSON.
@@ -111,7 +125,7 @@ class BodyReader:
     def __init__(self, llm: LLM, *, max_tokens: int = MAX_TOKENS, longest: int | None = None) -> None:
         self._llm = llm
         self._max_tokens = max_tokens
-        self._longest = longest or llm.model.max_position_embeddings + 1  # the last token is never read
+        self._longest = longest or llm.longest
 
     def read(self, kind: Kind, body: Mapping[str, Any], *, seed: int = 0) -> Asked:
         """The request that a body asks for; `seed` is its seed unless it gives one.

@@ -11,7 +11,7 @@ from workbench.engine import End
 from workbench.jobs.bodies import Asked, Kind
 from workbench.jobs.llm import LLM
 from workbench.workload import Sampling
-from workbench.workload.stop_strings import before
+from workbench.workload.stop_strings import text_of
 
 
 class AnswerWriter:
@@ -59,10 +59,7 @@ class AnswerWriter:
 
     def text(self, how: Sampling, tokens: Sequence[int]) -> str:
         """The text of all tokens, before a stop token or a text at which it stops."""
-        ended = bool(tokens) and tokens[-1] in how.stop_token_ids
-        text = self._llm.tokenizer.decode(tokens[:-1] if ended else tokens)
-        cut = before(text, how.stop)
-        return text if cut is None else cut
+        return text_of(tokens, how, self._llm.tokenizer)
 
     def logprobs(
         self, kind: Kind, tokens: Sequence[int], found: Sequence[TokenLogprobs], start: int = 0

@@ -19,7 +19,7 @@ from workbench.jobs.bodies import BodyReader
 from workbench.jobs.completions import AnswerWriter
 from workbench.jobs.llm import LLM
 from workbench.jobs.progress import Progress, simulated
-from workbench.jobs.requests import Fault, Line, LineReader, check_there, raw_lines
+from workbench.jobs.requests import Fault, Line, LineReader, check_there, raw_lines, too_long
 from workbench.jobs.room import Room
 from workbench.schedules import Sequential
 
@@ -103,10 +103,10 @@ class _Job:
 
     def _lines(self, *, tell: bool) -> Iterator[Line]:
         """Requests without an answer that the model takes; `tell` writes the faults of the others down."""
-        most = self._llm.model.max_position_embeddings + 1  # the last token is never read
+        most = self._llm.longest
         for number, raw in raw_lines(self._path):
             found = self._reader.read(number, raw)
-            if isinstance(found, Line) and found.tokens > most:
+            if isinstance(found, Line) and found.asked.tokens > most:
                 found = too_long(found, most)
             if isinstance(found, Fault):
                 if tell:
@@ -157,19 +157,7 @@ class _Job:
     def _fitting(self, longest: int) -> Iterator[Line]:
         """Requests that fit; the others are set aside."""
         for line in self._lines(tell=False):
-            if line.tokens > longest:
+            if line.asked.tokens > longest:
                 self.faults.add(too_long(line, longest))
             else:
                 yield line
-
-
-def too_long(line: Line, most: int) -> Fault:
-    """The fault of a request that has more tokens than there is room for."""
-    request = line.asked.request
-    return Fault(
-        line.number,
-        line.custom_id,
-        "context_length_exceeded",
-        f"a prompt of {len(request.prompt)} tokens and an answer of {request.output_len} are too long, there is room "
-        f"for {most} in all; shorten the prompt, or give a smaller max_tokens.",
-    )

@@ -25,7 +25,7 @@ from workbench.stages import attention, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload
 from workbench.workload.chat import ChatTemplate, Message, load_chat_template
 from workbench.workload.request import SamplingOptions
-from workbench.workload.stop_strings import before
+from workbench.workload.stop_strings import text_of
 from workbench.workload.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -270,15 +270,17 @@ class LLM:
         return load_chat_template(self.model)
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its text together: the last token is never read."""
+        return self.model.max_position_embeddings + 1
+
+    @property
     def fingerprint(self) -> str:
         """Name of the model and of its number formats: texts of the same one may stand together."""
         return f"{self.model.name}-{self._memory.weights or self.model.dtype}-{self._memory.kv or self.model.dtype}"
 
     def _completion(self, how: Sampling, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> Completion:
-        ended = bool(tokens) and tokens[-1] in how.stop_token_ids
-        text = self.tokenizer.decode(tokens[:-1] if ended else tokens)
-        cut = before(text, how.stop)
-        return Completion(text if cut is None else cut, tokens, logprobs)
+        return Completion(text_of(tokens, how, self.tokenizer), tokens, logprobs)
 
     def scenario(self, workload: Workload) -> Scenario:
         """The scenario in which `generate` serves a workload.

@@ -104,7 +104,7 @@ class Progress(Watcher):
     def ended(self, each: UnderWay) -> None:
         """Count the request and its tokens."""
         self.tokens += len(each.tokens)
-        self._done += each.line.tokens
+        self._done += each.line.asked.tokens
         self._bar.update()
 
     def set_aside(self) -> None:

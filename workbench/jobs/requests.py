@@ -28,11 +28,6 @@ class Line:
     asked: Asked
     raw: bytes
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the prompt and, at most, of the answer."""
-        return len(self.asked.request.prompt) + self.asked.request.output_len
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -52,6 +47,12 @@ class Fault:
     custom_id: str | None
     code: str
     message: str
+
+
+def too_long(line: Line, most: int) -> Fault:
+    """The fault of a request that has more tokens than there is room for."""
+    error = line.asked.too_long(most)
+    return Fault(line.number, line.custom_id, error.code, str(error))
 
 
 def check_there(path: Path) -> None:

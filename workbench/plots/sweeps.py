@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -36,7 +36,7 @@ _BEST: Mapping[str, Any] = {
     "zorder": 4,
 }
 _BOUND = "bound_gen_tok_s"
-WIDE = 8.0
+_WIDE = 8.0
 """Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 _TICKS = 8
 _SHOWN = 60
@@ -121,7 +121,7 @@ def plot_front(
     both = ((ax.xaxis, ax.set_xscale), (ax.yaxis, ax.set_yscale))
     for (axis, logarithmic), values, measure in zip(both, (x, y), measures, strict=True):
         axis.set_label_text(_measured(measure.meaning, measure.unit))
-        if min(values) > 0 and max(values) / min(values) >= WIDE:
+        if is_wide(values):
             logarithmic("log")
         if measure.unit in ("B", "s"):
             axis.set_major_formatter(FuncFormatter(partial(_tick, measure.unit)))
@@ -132,6 +132,11 @@ def plot_front(
 
 def _tick(unit: str, value: float, place: int | None = None) -> str:
     return format_quantity(value, unit)
+
+
+def is_wide(values: Collection[float]) -> bool:
+    """True if an axis with these values is logarithmic."""
+    return min(values) > 0 and max(values) / min(values) >= _WIDE
 
 
 def _along_fields(dataset: xarray.Dataset, x: str | None) -> xarray.Dataset:
@@ -245,7 +250,7 @@ def _positions(panel: xarray.Dataset, name: str) -> npt.NDArray[np.float64]:
 
 def _frame(ax: Axes, panel: xarray.Dataset, name: str) -> None:
     values = _positions(panel, name)
-    if _numeric(panel, name) and values.min() > 0 and values.max() / values.min() >= WIDE:
+    if _numeric(panel, name) and is_wide(values):
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
     places = _apart(np.log(values) if ax.get_xscale() == "log" else values)
@@ -332,11 +337,12 @@ def _mark_best(axes: Sequence[Axes], panels: Sequence[tuple[str, xarray.Dataset]
 
 def _label(dataset: xarray.Dataset, name: str, place: int) -> str:
     """The text of one coordinate."""
-    value = dataset[name].values.tolist()[place]
-    if isinstance(value, str):
-        return value
-    unit = str(dataset[name].attrs.get("units", ""))
-    return format_quantity(value, "" if unit == "tokens" else unit)
+    return coordinate_words(dataset[name].values.tolist()[place], str(dataset[name].attrs.get("units", "")))
+
+
+def coordinate_words(value: float | str, unit: str) -> str:
+    """A coordinate as one says it; counts of tokens are numbers alone, since their axis names them."""
+    return value if isinstance(value, str) else format_quantity(value, "" if unit == "tokens" else unit)
 
 
 def axis_words(name: str) -> str:

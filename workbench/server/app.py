@@ -128,14 +128,8 @@ class _Routes:
             raise RequestError(
                 f"{MOST_WAITING} requests wait already; try again later.", code="too_many_requests", status=429
             )
-        prompt, most = len(asked.request.prompt), asked.request.output_len
-        if prompt + most > self._session.longest:
-            raise RequestError(
-                f"a prompt of {prompt} tokens and an answer of {most} are too long, there is room for "
-                f"{self._session.longest} in all; shorten the prompt, or give a smaller max_tokens.",
-                "max_tokens",
-                code="context_length_exceeded",
-            )
+        if asked.tokens > self._session.longest:
+            raise asked.too_long(self._session.longest)
         try:
             feed = Feed(self._session, asked.request)
         except EngineError as error:

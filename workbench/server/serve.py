@@ -59,7 +59,7 @@ def serve(
         raise EngineError(f"the server needs {error.name}; pip install 'moe-workbench[serve]'.") from error
     with socket.create_server((HOST, port)) as listener:
         port = listener.getsockname()[1]
-        most = longest or min(LONGEST, llm.model.max_position_embeddings + 1)
+        most = longest or min(LONGEST, llm.longest)
         with llm.open(most, together=together, kv_capacity=kv_capacity) as session:
             session.wait()
             token = secrets.token_urlsafe(24)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.workload.stop_strings import HALF
 from workbench.workload.tokenizer import Tokenizer
-
-_HALF = "\ufffd"
-"""Made by a decoder of a character whose last bytes are still to come."""
 
 
 class TextStream:
@@ -39,7 +37,7 @@ class TextStream:
         self._tokens.append(token)
         known = self._tokenizer.decode(self._tokens[self._before : self._read])
         longer = self._tokenizer.decode(self._tokens[self._before :])
-        if len(longer) <= len(known) or longer.endswith(_HALF):
+        if len(longer) <= len(known) or longer.endswith(HALF):
             return ""
         self._kept += longer[len(known) :]
         self._before = self._read

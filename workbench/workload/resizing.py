@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.core.errors import WorkloadError
 from workbench.core.units import is_whole
@@ -57,30 +58,35 @@ def resized(given: Workload, requests: int, prompt_len: int, output_len: int) ->
     now = sizes(given)
     if asked == now:
         return given
-    chosen = np.arange(requests) % len(given)
-    prompts, outputs = given.prompt_len[chosen], given.output_len[chosen]
+    places = np.arange(requests) % len(given)
+    prompts, outputs = given.prompt_len[places], given.output_len[places]
     same = asked[1:] == now[1:]
     return replace(
         given,
         prompt_len=prompts if prompt_len == now.prompt_len else _scaled(prompts, prompt_len),
         output_len=outputs if output_len == now.output_len else _scaled(outputs, output_len),
-        requests=tuple(given.requests[place] for place in chosen) if same and given.requests else (),
+        requests=tuple(given.requests[place] for place in places) if same and given.requests else (),
         arrival=_arrivals(given, requests),
-        ends=given.ends[chosen] if same and len(given.ends) else given.ends[:0],
+        ends=given.ends[places] if same and len(given.ends) else given.ends[:0],
+    )
+
+
+def chosen(given: Workload, places: npt.NDArray[np.int64]) -> Workload:
+    """The requests at some places alone, with their arrivals and ends."""
+    return replace(
+        given,
+        prompt_len=given.prompt_len[places],
+        output_len=given.output_len[places],
+        requests=tuple(given.requests[place] for place in places) if given.requests else (),
+        arrival=given.arrival[places] if len(given.arrival) else given.arrival,
+        ends=given.ends[places] if len(given.ends) else given.ends,
     )
 
 
 def thinned(given: Workload, requests: int) -> Workload:
     """So many of the requests, evenly from the first to the last, which are all there at the start."""
-    chosen = np.unique(np.linspace(0, len(given) - 1, requests).round().astype(np.int64))
-    return replace(
-        given,
-        prompt_len=given.prompt_len[chosen],
-        output_len=given.output_len[chosen],
-        requests=(),
-        arrival=AT_ONCE,
-        ends=given.ends[chosen] if len(given.ends) else given.ends,
-    )
+    places = np.unique(np.linspace(0, len(given) - 1, requests).round().astype(np.int64))
+    return chosen(replace(given, requests=(), arrival=AT_ONCE), places)
 
 
 def with_tokens(workload: Workload, model: ModelConfig) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workbench.analysis.advise.loads import Load, gpu_reserve, host_reserve
 from workbench.analysis.advise.rows import FACTOR, Row, Worth, best, lengths
-from workbench.core.display import escaped, html_table
+from workbench.core.display import aligned, escaped, html_table
 from workbench.core.errors import ScenarioError
 from workbench.core.units import format_bytes, is_whole
 from workbench.hardware import Machine
@@ -107,7 +107,7 @@ class Advice:
     def __str__(self) -> str:
         blocks = [self.title]
         for title, cells, below in self.tables():
-            blocks += ["\n".join([title, *_aligned([_HEADINGS, *cells])]), "\n".join(below)]
+            blocks += ["\n".join([title, *aligned([_HEADINGS, *cells])]), "\n".join(below)]
         return "\n\n".join([*blocks, "\n".join(self.notes)])
 
     __repr__ = __str__
@@ -197,12 +197,6 @@ def _nearest_changes(rows: Sequence[Row]) -> list[str]:
     nearest = dict.fromkeys(pair[0] for pair in (changes[:1], formats[:1]) if pair)
     told = [f"{change} with {row.placement}" for change, row in nearest]
     return [f"Nothing fits. Nearest change: {', or '.join(told)}." if told else "Nothing fits."]
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, its columns aligned."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def _paragraph(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from workbench.core.units import is_whole, parse_seconds
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.workload import Workload
+from workbench.workload.resizing import chosen
 
 _FULL = 1.5
 """A sample has so many times the requests that the KV cache holds at once."""
@@ -135,19 +135,5 @@ def sample_of(scenario: Scenario) -> Workload:
     count = max(_FEWEST, math.ceil(_FULL * together))
     if _WORTH * count >= len(workload):
         return workload
-    chosen = np.arange(count) if len(workload.arrival) else np.arange(count) * len(workload) // count
-    return taken(workload, chosen)
-
-
-def taken(workload: Workload, chosen: Any) -> Workload:
-    """The workload with only these requests, given by their numbers."""
-    return Workload(
-        workload.name,
-        workload.prompt_len[chosen],
-        workload.output_len[chosen],
-        tuple(workload.requests[number] for number in chosen) if workload.requests else (),
-        workload.synthetic,
-        workload.source,
-        workload.arrival[chosen] if len(workload.arrival) else workload.arrival,
-        workload.ends[chosen] if len(workload.ends) else workload.ends,
-    )
+    places = np.arange(count) if len(workload.arrival) else np.arange(count) * len(workload) // count
+    return chosen(workload, places)

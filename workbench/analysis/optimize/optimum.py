@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from workbench.analysis.explain import headline
 from workbench.analysis.optimize.objective import Objective
-from workbench.core.display import escaped, html_table
+from workbench.core.display import aligned, escaped, html_table
 from workbench.core.errors import ScenarioError
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, parse_bytes
@@ -205,7 +204,7 @@ class Optimum:
         return tuple(sorted(found, key=lambda choice: -choice.score))
 
     def __str__(self) -> str:
-        return "\n".join([*_aligned([_HEADINGS, *self.rows()]), "", *self.sentences()])
+        return "\n".join([*aligned([_HEADINGS, *self.rows()]), "", *self.sentences()])
 
     __repr__ = __str__
 
@@ -238,8 +237,3 @@ def _plain(role: str, choice: Choice) -> dict[str, object]:
     result = choice.result
     names = ("seconds", "gen_tok_s", "proc_tok_s", "ttft", "tbt", "iterations", "preemptions")
     return row | {name: getattr(result, name, math.nan) for name in names}
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]

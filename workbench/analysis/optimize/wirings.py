@@ -49,6 +49,13 @@ _STREAMED = (0.25, 0.5, 0.75)
 _KV_KEPT = (0.25, 0.5, 0.75)
 """Shares of a streamed KV cache that stay on the GPU."""
 _BUILT_IN = {qkv, prefill_attention, decode_attention, out_proj, route, experts, combine, shared_experts}
+_BEFORE = gpu(qkv, attention, out_proj, route)
+"""A layer to its router, on the GPU."""
+_ATTENDING = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load
+"""A layer to its attention, that of decodes on the CPU."""
+_TO_ROUTER = _ATTENDING >> gpu(out_proj, route)
+_BEGINNINGS = (("", _BEFORE), (", attention on the CPU", _TO_ROUTER))
+"""Layers to their router, with what they add to a wiring's name."""
 GIVEN = "as given"
 """Name of the wiring that the scenario has itself."""
 
@@ -127,8 +134,7 @@ def _given(scenario: Scenario) -> Wiring:
 
 def _late(defer: int, skip: int) -> Wiring:
     """KTransformers' wiring with experts that come late or never."""
-    before = gpu(qkv, attention, out_proj, route)
-    pipeline = before >> offload >> cpu(experts, defer=defer, skip=skip) >> load >> gpu(combine)
+    pipeline = _BEFORE >> offload >> cpu(experts, defer=defer, skip=skip) >> load >> gpu(combine)
     named = (Named("KTransformers", KTransformers()), Named("Fiddler", Fiddler()))
     return _fixed("experts on the CPU", pipeline, *named)
 
@@ -159,21 +165,18 @@ def _systems(model: ModelConfig) -> Iterator[Wiring]:
             return layout(steps[step])
 
         yield Wiring(first.what, at, len(placement.steps) - 1, (system, *named[1:]), filled=placement.partial)
-    attending = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load
-    of_experts = fetch(experts.weights) | attending >> gpu(out_proj, route, experts, combine)
+    of_experts = fetch(experts.weights) | _ATTENDING >> gpu(out_proj, route, experts, combine)
     lightning = Named("MoE-Lightning, projections on the GPU", CGOPipe())
     yield _shared("experts streamed, attention on the CPU", of_experts, lightning)
 
 
 def _mixtures(scenario: Scenario) -> Iterator[Wiring]:
     """Wirings of no system: experts shared in other ways, and shares of a streamed cache that stay."""
-    before = gpu(qkv, attention, out_proj, route)
-    attending = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, route)
     on_cpu = offload >> cpu(experts) >> load >> gpu(combine)
-    yield _fixed("attention and experts on the CPU", attending >> on_cpu)
+    yield _fixed("attention and experts on the CPU", _TO_ROUTER >> on_cpu)
     decodes = gpu(experts.prefill) | offload >> cpu(experts.decode) >> load
     yield _shared(
-        "experts on the CPU, streamed for prompts", fetch(experts.prefill.weights) | before >> decodes >> gpu(combine)
+        "experts on the CPU, streamed for prompts", fetch(experts.prefill.weights) | _BEFORE >> decodes >> gpu(combine)
     )
     for share in _KV_KEPT:
         streamed = fetch(weights, kv) | gpu(qkv, attention, out_proj, route, experts, combine)
@@ -181,17 +184,17 @@ def _mixtures(scenario: Scenario) -> Iterator[Wiring]:
     every = scenario.model.num_local_experts
     for share in _STREAMED:
         count = max(1, min(every - 1, round(every * share)))
-        for where, begin in (("", before), (", attention on the CPU", attending)):
+        for where, begin in _BEGINNINGS:
             some = gpu(experts[:count]) | offload >> cpu(experts[count:]) >> load
             streamed = fetch(experts[:count].weights) | begin >> some >> gpu(combine)
             yield _shared(f"{share:.0%} of the experts streamed, the others on the CPU{where}", streamed)
-    yield from _resident(scenario.model.num_hidden_layers, before, attending)
-    yield from _sets(scenario, before, attending)
+    yield from _resident(scenario.model.num_hidden_layers)
+    yield from _sets(scenario)
 
 
-def _resident(layers: int, before: Pipeline, attending: Pipeline) -> Iterator[Wiring]:
+def _resident(layers: int) -> Iterator[Wiring]:
     """Some layers on the GPU for good, evenly among those that are streamed: the host need not keep their weights."""
-    for where, begin in (("", before), (", attention on the CPU", attending)):
+    for where, begin in _BEGINNINGS:
         chain = begin >> gpu(experts, combine)
 
         @cache
@@ -210,7 +213,7 @@ def _among(layers: int, count: int, some: Pipeline, others: Pipeline) -> Pipelin
     return sum(ranges[1:], start=ranges[0]) if len(ranges) > 1 else others
 
 
-def _sets(scenario: Scenario, before: Pipeline, attending: Pipeline) -> Iterator[Wiring]:
+def _sets(scenario: Scenario) -> Iterator[Wiring]:
     """The most used experts of each layer on the GPU, if their frequencies are known, or any of them."""
     every = scenario.model.num_local_experts
     steps = min(_SETS, every)
@@ -229,15 +232,15 @@ def _sets(scenario: Scenario, before: Pipeline, attending: Pipeline) -> Iterator
     def prompts_streamed(some: ExpertSet) -> Pipeline:
         others = experts[~some]
         on_gpu = gpu(experts[some], others.prefill)
-        return fetch(others.prefill.chosen) | before >> (on_gpu | _on_cpu(others.decode)) >> gpu(combine)
+        return fetch(others.prefill.chosen) | _BEFORE >> (on_gpu | _on_cpu(others.decode)) >> gpu(combine)
 
     used = "most used experts" if known else "some experts"
     ways = [
         (f"{used} on the GPU, the others streamed for prompts", prompts_streamed),
-        (f"{used} on the GPU, attention on the CPU", beside(attending)),
+        (f"{used} on the GPU, attention on the CPU", beside(_TO_ROUTER)),
     ]
     if known:
-        ways.append((f"{used} on the GPU", beside(before)))
+        ways.append((f"{used} on the GPU", beside(_BEFORE)))
     for name, wired in ways:
 
         @cache

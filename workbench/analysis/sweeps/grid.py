@@ -80,13 +80,14 @@ class Grid:
 
     def values(self, place: Place) -> dict[str, Any]:
         """The fields of a point with their values."""
-        return {axis.name: axis.values[at] for axis, at in self._along(place)}
+        return {axis.name: axis.values[at] for axis, at in self.along(place)}
 
     def labels(self, place: Place) -> dict[str, Any]:
         """The coordinates of a point."""
-        return {axis.short: axis.labels[at] for axis, at in self._along(place)}
+        return {axis.short: axis.labels[at] for axis, at in self.along(place)}
 
-    def _along(self, place: Place) -> Iterator[tuple[Axis, int]]:
+    def along(self, place: Place) -> Iterator[tuple[Axis, int]]:
+        """Each axis with the number of a point's value."""
         return zip(self.axes, place * len(self.axes) if self.zipped else place, strict=True)
 
 

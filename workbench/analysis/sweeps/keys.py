@@ -13,7 +13,7 @@ from typing import Any
 from workbench.analysis.sweeps.reading import Base, Reader
 from workbench.core.errors import ScenarioError
 from workbench.core.result import versions
-from workbench.pipeline import Pipeline, Stack
+from workbench.pipeline import Pipeline, Stack, ranges_of
 from workbench.scenario import Scenario
 from workbench.scenario.record import import_path, plain_part
 from workbench.stages import BUILT_IN
@@ -62,8 +62,7 @@ class Keys:
 
 def has_own_operations(pipeline: Pipeline | Stack) -> bool:
     """True if a pipeline has operations of the user's own."""
-    given = pipeline if isinstance(pipeline, Stack) else pipeline[:]
-    ops = {stage.op for each in given.ranges for stage in each.pipeline.stages}
+    ops = {stage.op for each in ranges_of(pipeline) for stage in each.pipeline.stages}
     return any(op.name not in BUILT_IN and import_path(op) is not None for op in ops)
 
 

@@ -11,7 +11,7 @@ import torch
 from workbench.bench import record
 from workbench.bench.doctor.finding import Finding
 from workbench.bench.doctor.settings import settings
-from workbench.bench.doctor.speeds import judged, recorded, speeds
+from workbench.bench.doctor.speeds import judged, speeds
 from workbench.bench.doctor.system import System
 from workbench.core.catalogue import cache_path
 from workbench.core.quiet import listening
@@ -104,4 +104,4 @@ def _measured(cores: int, family: str, json: Path | None) -> Iterator[Finding]:
     if json is not None:
         rows = {name: record.ratio([rate]) for name, rate in rates.items()}
         record.write(json, f"{family}, {cores} cores", rows, [], family=family)
-    yield from judged(rates, recorded(record.of_family(RECORD, family)), noise, family)
+    yield from judged(rates, record.medians(record.of_family(RECORD, family)), noise, family)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 
 from workbench.bench.doctor.finding import Finding
 from workbench.core.quiet import Noise
-from workbench.kernels import linear, multiply_add, read_memory
+from workbench.engine.calibration.measure import gemm_rates, seconds_of
+from workbench.kernels import multiply_add, read_memory
 
 NORMAL = 0.7
 """Least share of a recorded rate that is normal: DRAM of one virtual computer has a slow and a fast state, in which
 reading differs by a quarter (two cores of Zen 4)."""
 _READ = 1 << 29
 """Bytes that are read and copied: more than any last-level cache holds."""
-_ROWS, _WIDE, _INNER = 256, 1024, 3584
-_REPEATS = 7
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _LATER = "ask again later: the host may be shared, its clock low or its memory slow at present"
 UNITS = {"reading": "GB/s", "copying": "GB/s", "multiply-adds": "GFLOP/s", "products": "GFLOP/s"}
 
@@ -36,43 +28,18 @@ def speeds(cores: int) -> dict[str, float]:
     found = dict[str, float]()
     for threads in sorted({1, cores}):
         on = f"on {threads} core{'s' if threads > 1 else ''}"
-        found[f"reading {on}"] = _READ / _seconds(partial(read_memory, memory, threads=threads))
+        found[f"reading {on}"] = _READ / seconds_of(partial(read_memory, memory, threads=threads))
         flop = multiply_add(threads=threads)
-        found[f"multiply-adds {on}"] = flop / _seconds(partial(multiply_add, threads=threads))
+        found[f"multiply-adds {on}"] = flop / seconds_of(partial(multiply_add, threads=threads))
     half = memory[: _READ // 2]
     target = np.empty_like(half)
-    found["copying on 1 core"] = half.nbytes / _seconds(lambda: np.copyto(target, half))
-    found |= {f"products in {name} on {cores} cores": _products(dtype, cores) for name, dtype in _DTYPES.items()}
-    return found
-
-
-def _products(dtype: torch.dtype, threads: int) -> float:
+    found["copying on 1 core"] = half.nbytes / seconds_of(lambda: np.copyto(target, half))
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        rows = torch.randn(_ROWS, _WIDE).to(dtype)
-        weight = torch.randn(_INNER, _WIDE).to(dtype)
-        return 2.0 * _ROWS * _WIDE * _INNER / _seconds(lambda: linear(rows, weight))
+        products = gemm_rates(cores)
     finally:
         torch.set_num_threads(before)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    work()
-    times = []
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return median(times)
-
-
-def recorded(path: Path) -> dict[str, float]:
-    """Rates of a record that `doctor` wrote; none if there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(each["median"]) for name, each in found["ratios"].items()}
-    return {}
+    return found | {f"products in {name} on {cores} cores": rate for name, rate in products}
 
 
 def judged(rates: Mapping[str, float], others: Mapping[str, float], noise: Noise, family: str) -> Iterator[Finding]:

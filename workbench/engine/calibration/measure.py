@@ -45,9 +45,9 @@ def measure_machine() -> Machine:
     cores = Cores.of(usable_cores())
     memory = float(psutil.virtual_memory().total)
     per_op = _operation_overhead()
-    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
+    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), gemm_rates(cores.gpu), per_op)
     attention = _attention_rate() * cores.cpu
-    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, _gemm_rates(cores.cpu), per_op)
+    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, gemm_rates(cores.cpu), per_op)
     rate = _copy_rate()
     hop = _dispatch()
     today = datetime.now(UTC).isoformat(timespec="seconds")
@@ -57,7 +57,8 @@ def measure_machine() -> Machine:
     )
 
 
-def _seconds(work: Callable[[], object], repeats: int = 7) -> float:
+def seconds_of(work: Callable[[], object], repeats: int = 7) -> float:
+    """Seconds of some work, the median of several repetitions behind two that warm up."""
     for _ in range(2):
         work()
     times = []
@@ -68,13 +69,14 @@ def _seconds(work: Callable[[], object], repeats: int = 7) -> float:
     return median(times)
 
 
-def _gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
+def gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
+    """FLOP per second of torch's products of 256 rows, by type of numbers; torch keeps the threads."""
     torch.set_num_threads(threads)
     rates = []
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         x = torch.randn(_ROWS, _WIDE, dtype=dtype)
         weight = torch.randn(_INNER, _WIDE, dtype=dtype)
-        taken = _seconds(lambda x=x, weight=weight: linear(x, weight))  # type: ignore[misc]
+        taken = seconds_of(lambda x=x, weight=weight: linear(x, weight))  # type: ignore[misc]
         rates.append((name, 2.0 * _ROWS * _WIDE * _INNER / taken))
     return tuple(rates)
 
@@ -88,7 +90,7 @@ def _weight_rate(threads: int) -> float:
         stages = [partial(FewLinear(matrix), threads=threads) for matrix in matrices]
     else:
         stages = [partial(linear, weight=matrix) for matrix in matrices]
-    taken = _seconds(lambda: [stage(row) for stage in stages])
+    taken = seconds_of(lambda: [stage(row) for stage in stages])
     return sum(matrix.nbytes for matrix in matrices) / taken
 
 
@@ -100,13 +102,13 @@ def _attention_rate() -> float:
     positions = torch.zeros(32, dtype=torch.int64)
     layout = RowLayout([], positions, np.zeros(32, np.int64), table, np.full(32, 512, np.int64))
     q = torch.randn(32, model.q_size)
-    return 32 * 512 * model.kv_bytes_per_token("bf16") / _seconds(lambda: cache.attend(0, layout, q))
+    return 32 * 512 * model.kv_bytes_per_token("bf16") / seconds_of(lambda: cache.attend(0, layout, q))
 
 
 def _copy_rate() -> float:
     source = np.ones(1 << 25, np.int8)
     target = np.ones(1 << 25, np.int8)
-    return source.nbytes / _seconds(lambda: np.copyto(target, source), repeats=15)
+    return source.nbytes / seconds_of(lambda: np.copyto(target, source), repeats=15)
 
 
 def _operation_overhead() -> float:
@@ -129,7 +131,7 @@ def _operation_overhead() -> float:
     for op, held in weights.items():
         read = {buffer: rows[buffer] for buffer in op.reads}
         calls.append(partial(getattr(ops, OPERATIONS[op]), layout, read, held))
-    return _seconds(lambda: [call() for call in calls], repeats=31) / len(calls)
+    return seconds_of(lambda: [call() for call in calls], repeats=31) / len(calls)
 
 
 def _dispatch() -> float:
@@ -138,7 +140,7 @@ def _dispatch() -> float:
     tasks = [Task(lanes[i % 2], 0, 0, (i - 1,) if i else ()) for i in range(100)]
     executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3)
     try:
-        return _seconds(lambda: executor.run(tasks, [lambda: None] * len(tasks)), repeats=9) / len(tasks)
+        return seconds_of(lambda: executor.run(tasks, [lambda: None] * len(tasks)), repeats=9) / len(tasks)
     finally:
         executor.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from workbench.analysis.sweeps.grid import Axis, Grid, Place
 from workbench.analysis.sweeps.reading import VARIABLES
 from workbench.core.units import format_quantity
-from workbench.plots.sweeps import WIDE, axis_words
+from workbench.plots.sweeps import axis_words, coordinate_words, is_wide
 from workbench.widgets.explore.look import Look, Matrix, axis_of, matrix, up_axis
 from workbench.widgets.explore.readings import Readings
 from workbench.widgets.state.figures import Plain
@@ -58,16 +58,12 @@ def _texts(axis: Axis) -> list[str]:
 
 def told(axis: Axis, place: int) -> str:
     """One value of an axis in words."""
-    label = axis.labels[place]
-    if isinstance(label, str):
-        return label
-    return format_quantity(label, "" if axis.unit == "tokens" else axis.unit)
+    return coordinate_words(axis.labels[place], axis.unit)
 
 
 def place_in_words(grid: Grid, place: Place) -> str:
     """A point by its coordinates."""
-    along = zip(grid.axes, place * len(grid.axes) if grid.zipped else place, strict=True)
-    return ", ".join(f"{axis_words(axis.short)} {told(axis, at)}" for axis, at in along if len(axis) > 1)
+    return ", ".join(f"{axis_words(axis.short)} {told(axis, at)}" for axis, at in grid.along(place) if len(axis) > 1)
 
 
 def picture(readings: Readings, look: Look, *, busy: bool, problem: str = "") -> Plain:
@@ -99,7 +95,7 @@ def picture(readings: Readings, look: Look, *, busy: bool, problem: str = "") ->
 
 def _along(grid: Grid, place: Place, name: str) -> int:
     """Number of a point's value along an axis."""
-    return place[0] if grid.zipped else place[[axis.short for axis in grid.axes].index(name)]
+    return next(at for axis, at in grid.along(place) if axis.short == name)
 
 
 def _offered(readings: Readings, look: Look) -> list[str]:
@@ -111,7 +107,7 @@ def _offered(readings: Readings, look: Look) -> list[str]:
 def _axis(axis: Axis, places: Sequence[int]) -> Plain:
     labels = [axis.labels[place] for place in places]
     at = [float(label) for label in labels] if axis.numeric else [float(number) for number in range(len(labels))]
-    wide = axis.numeric and min(at) > 0 and max(at) / min(at) >= WIDE
+    wide = axis.numeric and is_wide(at)
     words = [told(axis, place) for place in places]
     return {"name": axis.short, "label": axis_words(axis.short), "at": at, "words": words, "log": wide}
 

@@ -57,7 +57,7 @@ class Readings:
         self._sentences = dict[Place, list[str]]()
 
     def missing(self, places: Iterable[Place]) -> list[Place]:
-        """Those that are not read yet."""
+        """The places that are not read yet."""
         return [place for place in places if place not in self.rows]
 
     def find(self, places: Iterable[Place]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from workbench.widgets.parts.still import with_still
 from workbench.widgets.parts.words import alert
 
 DPI = 100
@@ -95,10 +95,9 @@ class Sliders(w.VBox):  # type: ignore[misc]
         self._canvas.print_png(drawn)  # type: ignore[no-untyped-call]
         return drawn.getvalue()
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """The widget, and a still picture for pages without a kernel."""
-        bundle: dict[str, Any] = super()._repr_mimebundle_(**kwargs)
-        return {**bundle, "image/png": base64.b64encode(self.picture.value).decode()}
+        return with_still(super()._repr_mimebundle_(**kwargs), self.picture.value)
 
 
 def _control(name: str, given: Sequence[Any] | Mapping[str, Any], default: Any, width: str) -> Any:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import traitlets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from workbench.analysis.sweeps.found import Point, Sweep
@@ -24,9 +21,9 @@ from workbench.widgets.explore.explorer import Explorer
 from workbench.widgets.explore.look import SCHEDULE, first_look, matrix
 from workbench.widgets.explore.readings import Readings
 from workbench.widgets.page import Page
+from workbench.widgets.parts.still import png_of, with_still
 
 FIRST = 3.0  # most seconds that a cell waits for the first points, so that its still picture is complete
-_DPI = 110
 
 
 class Explore(Page):
@@ -136,11 +133,7 @@ class Explore(Page):
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The widget, and a still for pages without a kernel."""
-        bundle = super()._repr_mimebundle_(**options)
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        if data is not None:
-            data["image/png"] = base64.b64encode(_png(self.plot())).decode()
-        return bundle
+        return with_still(super()._repr_mimebundle_(**options), png_of(self.plot()))
 
 
 def _readings(
@@ -170,9 +163,3 @@ def _readings(
     base = Base(what, offered[0], simulate)
     grid = make_grid(what, base.schedule, asked, zipped=False)
     return Readings(base, grid, {}, None if store is None else Path(store))
-
-
-def _png(figure: Figure) -> bytes:
-    drawn = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(drawn)  # type: ignore[no-untyped-call]
-    return drawn.getvalue()
