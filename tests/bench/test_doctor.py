@@ -10,10 +10,10 @@ from workbench.bench.doctor import speeds as measuring
 from workbench.bench.doctor.doctor import computer, paths
 from workbench.bench.doctor.settings import settings
 from workbench.bench.doctor.speeds import judged, speeds
-from workbench.bench.doctor.system import System
 from workbench.bench.record import medians
 from workbench.core.quiet import Noise
 from workbench.hardware import usable_cores
+from workbench.hardware.system import System
 
 MADVISE = {"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never"}
 

@@ -171,8 +171,8 @@ class _Division:
         ]
         causes = [(share, wait) for share, wait in zip(waiting, self.waiting, strict=True) if share]
         causes.sort(key=lambda cause: -cause[0])
-        if sum(share for share, _ in causes) < 100 * _NOTABLE:
-            shares.append((sum(share for share, _ in causes), "waiting"))
+        if (waited := sum(share for share, _ in causes)) < 100 * _NOTABLE:
+            shares.append((waited, "waiting"))
         else:
             shares += [(share, f"waiting{wait.cause(len(causes) > 1)}") for share, wait in causes[:_CAUSES]]
             shares.append((sum(share for share, _ in causes[_CAUSES:]), "waiting otherwise"))

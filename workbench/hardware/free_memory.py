@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.hardware.system import System
+
 
 class FreeMemory(NamedTuple):
     """Memory that can be taken.
@@ -53,36 +55,21 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
     import psutil  # only runs need it: the rest of the workbench does without it
 
     memory = psutil.virtual_memory()
-    everywhere = [FreeMemory(memory.available, memory.total, "this computer"), *_groups(root)]
+    everywhere = [FreeMemory(memory.available, memory.total, "this computer"), *_groups(System(root))]
     return min(everywhere, key=lambda one: one.bytes)
 
 
-def _groups(root: Path) -> Iterator[FreeMemory]:
-    """Memory that each group with a limit leaves, from this process's own to the outermost."""
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        names = _LEGACY if controllers else _UNIFIED
-        top = base / "memory" if controllers else base
-        own = top / path.lstrip("/")
-        for folder in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
-            limit = _text(folder / names.limit).strip()
-            usage = _text(folder / names.usage).strip()
-            if limit.isdecimal() and usage.isdecimal():  # the limit is "max" where there is none
-                dropped = _stat(folder / "memory.stat").get(names.files, 0)
-                yield FreeMemory(max(0, int(limit) - int(usage) + dropped), int(limit), f"control group {folder}")
+def _groups(system: System) -> Iterator[FreeMemory]:
+    """Memory that each group with a limit leaves."""
+    for folder, legacy in system.groups("memory"):
+        names = _LEGACY if legacy else _UNIFIED
+        limit = system.text(folder / names.limit)
+        usage = system.text(folder / names.usage)
+        if limit.isdecimal() and usage.isdecimal():  # the limit is "max" where there is none
+            dropped = _stat(system.text(folder / "memory.stat")).get(names.files, 0)
+            yield FreeMemory(max(0, int(limit) - int(usage) + dropped), int(limit), f"control group {folder}")
 
 
-def _stat(file: Path) -> dict[str, int]:
-    pairs = (line.split() for line in _text(file).splitlines())
+def _stat(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
     return {name: int(number) for name, number in pairs}
-
-
-def _text(file: Path) -> str:
-    """A file's text; empty where the system has none or hides it."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -12,12 +12,12 @@ from workbench.bench import record
 from workbench.bench.doctor.finding import Finding
 from workbench.bench.doctor.settings import settings
 from workbench.bench.doctor.speeds import judged, speeds
-from workbench.bench.doctor.system import System
 from workbench.core.catalogue import cache_path
 from workbench.core.quiet import listening
 from workbench.core.units import format_bytes
 from workbench.hardware import usable_cores
 from workbench.hardware.free_memory import free_memory
+from workbench.hardware.system import System
 from workbench.kernels import cpu_family, features, has_products, numa_nodes
 
 RECORD = "speeds"

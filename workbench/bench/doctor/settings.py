@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.bench.doctor.finding import Finding
-from workbench.bench.doctor.system import System
 from workbench.core.units import format_bytes
+from workbench.hardware.system import System
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 DISK = 2e9

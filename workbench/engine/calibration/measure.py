@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -22,6 +21,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.hardware.profile import Cores
+from workbench.hardware.system import System
 from workbench.kernels import FewLinear, fits_few_rows, linear
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
@@ -76,7 +76,7 @@ def gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         x = torch.randn(_ROWS, _WIDE, dtype=dtype)
         weight = torch.randn(_INNER, _WIDE, dtype=dtype)
-        taken = seconds_of(lambda x=x, weight=weight: linear(x, weight))  # type: ignore[misc]
+        taken = seconds_of(partial(linear, x, weight))
         rates.append((name, 2.0 * _ROWS * _WIDE * _INNER / taken))
     return tuple(rates)
 
@@ -146,9 +146,5 @@ def _dispatch() -> float:
 
 
 def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()}, {usable_cores()} cores"
-    return f"{platform.processor() or platform.machine()}, {usable_cores()} cores"
+    name = System().cpu_name or platform.processor() or platform.machine()
+    return f"{name}, {usable_cores()} cores"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-_GROUPS = "sys/fs/cgroup"
+
+class Group(NamedTuple):
+    """The folder of a control group; `legacy` if its files have the names of version 1."""
+
+    folder: Path
+    legacy: bool
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,7 @@ class System:
 
     root: Path = Path("/")
 
-    def text(self, path: str) -> str:
+    def text(self, path: str | Path) -> str:
         """A file's text without blanks around it; empty where there is none or it is hidden."""
         try:
             return (self.root / path).read_text(encoding="utf-8").strip()
@@ -33,8 +39,8 @@ class System:
     def last_cache(self) -> str:
         """Size of the last-level cache of the first core, such as ``32768K``; empty if it is not told."""
         folder = self.root / "sys/devices/system/cpu/cpu0/cache"
-        levels = sorted(folder.glob("index[0-9]*"), key=lambda each: self.text(f"{each.relative_to(self.root)}/level"))
-        return self.text(f"{levels[-1].relative_to(self.root)}/size") if levels else ""
+        levels = sorted(folder.glob("index[0-9]*"), key=lambda each: self.text(each / "level"))
+        return self.text(levels[-1] / "size") if levels else ""
 
     @property
     def governor(self) -> str:
@@ -47,28 +53,28 @@ class System:
         chosen = re.search(r"\[(\w+)\]", self.text("sys/kernel/mm/transparent_hugepage/enabled"))
         return chosen[1] if chosen else ""
 
+    def groups(self, controller: str) -> Iterator[Group]:
+        """Control groups that limit this process's use of "memory" or "cpu", from its own to the outermost."""
+        for line in self.text("proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            top = self.root / "sys/fs/cgroup" / controllers
+            own = top / path.lstrip("/")
+            for folder in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
+                yield Group(folder, bool(controllers))
+
     @property
     def core_limit(self) -> float | None:
         """Cores that this process's control groups grant on average; None without a limit."""
-        limits = [limit for folder in self._groups() if (limit := self._quota(folder)) is not None]
+        limits = [limit for group in self.groups("cpu") if (limit := self._cores(group)) is not None]
         return min(limits, default=None)
 
-    def _groups(self) -> list[str]:
-        """Folders of this process's control group and those around it."""
-        folders = list[str]()
-        for line in self.text("proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = f"{_GROUPS}/{controllers}" if controllers else _GROUPS
-            own = Path(path.lstrip("/"))
-            folders += [os.path.normpath(f"{top}/{part}") for part in (own, *own.parents)]
-        return folders
-
-    def _quota(self, folder: str) -> float | None:
-        """Cores that one group grants: microseconds of a period, in either version's files."""
-        quota, _, period = self.text(f"{folder}/cpu.max").partition(" ")
-        if not quota:
-            quota = self.text(f"{folder}/cpu.cfs_quota_us")
-            period = self.text(f"{folder}/cpu.cfs_period_us")
+    def _cores(self, group: Group) -> float | None:
+        """Cores that one group grants: microseconds of a period."""
+        if group.legacy:
+            quota = self.text(group.folder / "cpu.cfs_quota_us")
+            period = self.text(group.folder / "cpu.cfs_period_us")
+        else:
+            quota, _, period = self.text(group.folder / "cpu.max").partition(" ")
         return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
