@@ -166,8 +166,8 @@ class Lowering:
     @cached_property
     def brought(self) -> frozenset[tuple[tuple[int, int], ...]]:
         """The weights of every weight transfer of any iteration, see `Task.weights_of`."""
-        steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
-        return frozenset(task.weights_of for step in steps for task in self.tasks(step) if task.weights_of)
+        own, *others = (_brought(each, self.stack) for each in (self.schedule, *self.schedule.others))
+        return own if all(other == own for other in others) else _brought(self.followed, self.stack)
 
     @cached_property
     def followed(self) -> Schedule:
@@ -198,6 +198,13 @@ class Lowering:
 def _unordered(schedule: Schedule, stack: StackGraph, step: Step) -> tuple[Task, ...]:
     """The tasks of one iteration before `Schedule.order`, which batches of any size share."""
     return schedule.tasks(stack, step)
+
+
+@lru_cache(maxsize=_KEPT)
+def _brought(schedule: Schedule, stack: StackGraph) -> frozenset[tuple[tuple[int, int], ...]]:
+    """The weights of every weight transfer of any iteration, which do not depend on the order."""
+    steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
+    return frozenset(task.weights_of for step in steps for task in _unordered(schedule, stack, step) if task.weights_of)
 
 
 @lru_cache(maxsize=_KEPT)
