@@ -151,7 +151,7 @@ def test_variants_that_two_processes_compile_at_once_keep_apart(
         assert file.load(("key", number)) == f"code {number}"
 
 
-VARIANTS = '''
+VARIANTS = """
 import functools
 import math
 import sys
@@ -202,7 +202,7 @@ for size in map(int, sys.argv[1:]):
     call = caller(size)
     call(out)
     print(np.count_nonzero(out), sum(call.stats.cache_hits.values()))
-'''
+"""
 
 
 def test_variants_that_two_processes_kept_are_told_apart_by_a_third(tmp_path: Path) -> None:
