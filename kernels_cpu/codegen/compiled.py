@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import config, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
 P = ParamSpec("P")
@@ -116,10 +117,24 @@ class _PackageCache(FunctionCache):
             _not_written()
 
 
+def _tell_apart(function: Callable[..., Any]) -> None:
+    """Let the name of a closure tell what it closes over: numbers, types and compiled functions.
+
+    Numba names machine code by the function's name, its arguments and a number that each process counts anew. Where two
+    processes compile variants of a closure, both may get the same name; a third that loads them, linked into their
+    callers, runs one in place of the other, and writes past the end of arrays that are shorter than its own.
+    """
+    closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    if closed:
+        told = [each.py_func.__qualname__ if isinstance(each, Dispatcher) else repr(each) for each in closed]
+        function.__qualname__ += "_" + hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
 def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to be compiled with these LLVM fast-math flags; without nnan and ninf, NaN stays NaN."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        _tell_apart(function)
         dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
         try:
             dispatcher._cache = _PackageCache(function)

@@ -149,3 +149,91 @@ def test_variants_that_two_processes_compile_at_once_keep_apart(
     for number, file in enumerate(files):
         file.save(("key", number), f"code {number}")
         assert file.load(("key", number)) == f"code {number}"
+
+
+VARIANTS = """
+import functools
+import math
+import sys
+
+import numpy as np
+from numba.extending import overload
+
+from kernels_cpu.codegen.compiled import compiled, literal
+
+
+@functools.cache
+def variant(size):
+    @compiled()
+    def fill(out):  # too long to become a part of its caller
+        for x in range(size):
+            out[x] = size
+            for y in range(x):
+                out[x] += math.erf(math.sin(x)) * math.lgamma(y + 1) + math.tanh(math.cos(y)) * math.gamma(x % 5 + 1)
+                out[x] = math.atan2(out[x], math.expm1(y % 3)) + math.log1p(abs(math.erfc(out[x]))) + size
+    return fill
+
+
+def of_size(size, out):
+    raise NotImplementedError
+
+
+@overload(of_size, strict=False, prefer_literal=True)
+def _of_size(size, out):
+    fill = variant(literal(size))
+
+    def filled(size, out):
+        fill(out)
+        fill(out[::-1][::-1])
+
+    return filled
+
+
+@functools.cache
+def caller(size):
+    @compiled()
+    def call(out):
+        of_size(size, out)
+    return call
+
+
+for size in map(int, sys.argv[1:]):
+    out = np.zeros(9)
+    call = caller(size)
+    call(out)
+    print(np.count_nonzero(out), sum(call.stats.cache_hits.values()))
+"""
+
+
+def test_variants_that_two_processes_kept_are_told_apart_by_a_third(tmp_path: Path) -> None:
+    """Both processes count what they compile from one on; the third links what they kept by the name of its code."""
+    file = tmp_path / "variants.py"
+    file.write_text(VARIANTS)
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def told(*sizes: str) -> list[str]:
+        command = [sys.executable, str(file), *sizes]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert [told("3"), told("5")] == [["3 0"], ["5 0"]]
+    assert told("3", "5") == ["3 1", "5 1"]
+    assert told("5", "3") == ["5 1", "3 1"]
+
+
+def test_the_name_of_a_closure_tells_what_it_closes_over() -> None:
+    """Numbers, types and other closures; a function that closes over nothing keeps its own name."""
+
+    def made(number: object, kind: object) -> Callable[[float], object]:
+        def kernel(x: float) -> object:
+            return number, kind, x
+
+        return kernel
+
+    def name(*closed: object) -> str:
+        return str(module.compiled()(made(*closed)).py_func.__qualname__)
+
+    inner, other = (module.compiled()(made(number, int)) for number in (1, 2))
+    every = [name(1, int), name(2, int), name(1, float), name(inner, int), name(other, int)]
+    assert len(set(every)) == len(every)
+    assert name(1, int) == every[0]
+    assert name(module.compiled()(made(1, int)), int) == name(inner, int)
