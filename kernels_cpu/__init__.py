@@ -27,8 +27,10 @@ from .few_rows.linear import FewLinear
 from .few_rows.operands import fits_few_rows
 from .few_rows.qkv import FewQkv
 from .few_rows.route import FewRoute
-from .machine.features import CodePath, Features, cpu_family, features
+from .machine.cpu import cpu_family
+from .machine.features import CodePath, Features, features
 from .machine.huge_pages import empty_in_huge_pages
+from .machine.parameters import Parameters, parameters
 from .rows.gated import gated
 from .rows.rms_norm import add_rms_norm, rms_norm
 from .rows.rope import rope

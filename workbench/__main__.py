@@ -110,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     cpu.add_argument("--picture", type=_picture, help="file to draw the roofline into: .png, .svg or .pdf")
     cpu.add_argument("--json", type=_file, help="file to write the record to")
     cpu.set_defaults(command=_bench_cpu)
+    again = benches.add_parser("tuning", help="settings of the CPU kernels, spoilt and found again")
+    again.add_argument("--tries", type=_count, default=3, help="spoilt tables (default: 3)")
+    again.add_argument("--seed", type=_seed, default=0)
+    again.add_argument("--seconds", type=_seconds, default=600, help="for each search, about (default: 600)")
+    again.set_defaults(command=_bench_tuning)
     experts = benches.add_parser("experts", help="routed experts on the CPU by tokens per expert: formats and torch")
     experts.add_argument("--seconds", type=_seconds, default=60, help="how long to repeat, default: 60")
     experts.add_argument("--json", type=_file, help="file to write the record to")
@@ -157,13 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     e2e.add_argument("--rounds", type=_count, default=3, help="runs of each engine on each load (default: 3)")
     e2e.add_argument("--json", type=_file, help="file to write the record to")
     e2e.set_defaults(command=_bench_e2e)
-    tune = commands.add_parser("tune", help="time the Triton kernels' tiles on the GPU and write the fastest down")
-    tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="default: all")
-    tune.add_argument(
-        "--out", type=Path, help="table to write (default: the kernels' own, kernels_triton/moe/tiles.json)"
-    )
-    tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
-    tune.set_defaults(command=_tune)
+    _add_tune(commands)
     doctor = commands.add_parser(
         "doctor", help="this computer: what it has, which code runs, what is set wrongly, speed"
     )
@@ -173,6 +172,22 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
     measure.set_defaults(command=_measure)
     return parser
+
+
+def _add_tune(commands: _Commands) -> None:
+    tune = commands.add_parser(
+        "tune", help="time what kernels can be set to on the computer at hand, and write the fastest down"
+    )
+    tune.add_argument("--cpu", action="store_true", help="the settings of the CPU kernels, not the GPU's tiles")
+    tune.add_argument("--seconds", type=_seconds, default=600, help="with --cpu: how long, about (default: 600)")
+    tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="on the GPU; default: all")
+    tune.add_argument(
+        "--out",
+        type=Path,
+        help="table to write (default: kernels_triton/moe/tiles.json, with --cpu one in the user's cache)",
+    )
+    tune.add_argument("--dry-run", action="store_true", help="on the GPU: list the candidates, compile none")
+    tune.set_defaults(command=_tune)
 
 
 def _add_generate(commands: _Commands) -> None:
@@ -374,6 +389,12 @@ def _bench_cpu(options: argparse.Namespace) -> None:
     bench_cpu(seconds=options.seconds, shapes=options.shapes, json=options.json, picture=options.picture)
 
 
+def _bench_tuning(options: argparse.Namespace) -> None:
+    from workbench.bench.tuning.tune import bench_tuning
+
+    bench_tuning(tries=options.tries, seed=options.seed, seconds=options.seconds)
+
+
 def _bench_experts(options: argparse.Namespace) -> None:
     from workbench.bench.experts.bench import bench_experts
 
@@ -458,6 +479,11 @@ def _bench_e2e(options: argparse.Namespace) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
+    if options.cpu:
+        from workbench.bench.tuning.tune import tune_cpu
+
+        tune_cpu(seconds=options.seconds, out=options.out)
+        return
     from workbench.bench.gpu.moe_tiles import tune
 
     tune(weights=options.weights, out=options.out, dry_run=options.dry_run)

@@ -14,19 +14,19 @@ from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, aligned_floats
 from ..codegen.vector_ir import Storage
 from ..machine.features import CodePath
+from ..machine.parameters import parameters
 from ..threads.runs import split
 from ..threads.task_counts import next_task, pull, task_done
 from .addresses import address_rows, rows_and_order, rows_of_task
 from .matrix_tasks import fits_matrices, matrix_decoder
 from .partials import clear, conclude, pack, per_head
 from .portable import INT8, cap_scores, read_scales, walk_tile
-from .vectors import Ahead, padded_heads, scores, softmax, tile_tokens, weighted
+from .vectors import lines_ahead, padded_heads, scores, softmax, tile_tokens, weighted
 
 _COPIED = 64
 """Tokens per tile on the portable path, which copies them out of the cache."""
 
-MOST_HEADS = {16: 8, 8: 4}
-"""Most query heads that share a loaded row, by lanes: more leave no registers for a second token to hide latency."""
+_HEADS = parameters().attention.heads
 
 
 @compiled()
@@ -44,12 +44,12 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
     The loop closes over numbers only, so that Numba's disk cache recognises it in another process.
     """
     stored = int(storage)
-    chunks = -(-group // MOST_HEADS[lanes])
+    chunks = -(-group // _HEADS[lanes])
     size = -(-group // chunks)
     padded = padded_heads(size)
     rest = group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
-    ahead = int(Ahead.of(group))
+    ahead = lines_ahead(group)
     scaled = storage is Storage.INT8
     tokens = tile_tokens(dim * storage.itemsize)
 

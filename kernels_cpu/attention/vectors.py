@@ -7,7 +7,6 @@ is passed as literals, so that each shape has code of its own.
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -18,77 +17,23 @@ from numba import types
 
 from ..codegen.compiled import compiled, emitted, literal
 from ..codegen.vector_ir import I64, LINE, Emitter, Load, Storage, row_loads
-from ..machine.features import is_zen
+from ..machine.parameters import parameters
 
-_NEAR = 32 << 10
-"""Bytes of a tile's keys, or values, that stay in L1 while several passes read them."""
+_SETTINGS = parameters().attention
 
 
 def tile_tokens(row: int) -> int:
-    """Tokens per tile for rows of `row` bytes.
-
-    Speed with 128 tokens relative to 64 on Ice Lake, from memory, with 1 and 4 heads: D 64 1.12 and 1.14 (256 tokens
-    are no faster), D 96 1.07 and 1.12, D 128 0.99 and 1.02. On two Zen 4 cores D 128 is equally fast with both.
-    """
-    return 128 if 128 * row <= _NEAR else 64
+    """Tokens per tile for rows of `row` bytes."""
+    return 128 if 128 * row <= _SETTINGS.tile_bytes else 64
 
 
-_ACCUMULATORS = {16: 16, 8: 8}
-"""Registers used for running sums, by lanes: half of the 32 of AVX-512, half of the 16 of AVX2."""
+def lines_ahead(group: int) -> int:
+    """Distance from one prefetched cache line of the next tile to the next, with `group` query heads per KV head."""
+    return _SETTINGS.few_heads_ahead if group <= 2 else _SETTINGS.ahead
 
 
-class Ahead(enum.IntEnum):
-    """Cache lines of the next tile that are prefetched into L2 while this one is computed.
-
-    Fractions of the sequential read rate on 1 and 2 threads, D 128, medians, with the rows prefetched in one stream:
-
-                   Zen 4                      Ice Lake (Xeon, 2.8 GHz)
-                   1 head      4 heads        1 head      2 heads     4 heads
-        NOTHING    0.73 0.87   0.42 0.53      0.82 0.80        -      0.67 0.61
-        FOURTH     0.78 0.91   0.44 0.55      0.81 0.80   0.74 0.79   0.69 0.66
-        EACH       0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
-
-    Prefetched into L1, with one head: 0.93 and 0.93 on Ice Lake. In four streams (see `_STREAMS`) on a Xeon with AMX:
-    NOTHING 0.78, EACH 0.96, every second line 0.80, EACH into L1 0.93; with four heads 0.56, 0.95, 0.64 and 0.95.
-    """
-
-    NOTHING = 0
-    EACH = 1
-    FOURTH = 4
-
-    @property
-    def lines(self) -> int:
-        """Distance from one prefetched line to the next [lines]."""
-        return 4 if self is Ahead.FOURTH else 1
-
-    @staticmethod
-    def of(group: int) -> Ahead:
-        """The fastest setting for `group` query heads per KV head on this make of CPU."""
-        return Ahead.FOURTH if is_zen() and group <= 2 else Ahead.EACH
-
-
-_STREAMS = 1 if is_zen() else 4
-"""Streams in which the next tile's rows are prefetched by turns: the hardware prefetcher adds more to several than one.
-
-Fractions of the sequential read rate, itself one stream, on Ice Lake with 1, 4 and 8 heads, one thread: 1 stream 0.93,
-0.81 and 0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1
-stream 0.93 and 0.86, 2 streams 0.95 and 0.95, 4 streams 0.96 and 0.95, 8 streams 0.97 and 0.93.
-"""
-
-
-_TOGETHER = 4
-"""Most tokens that one iteration of `weighted` takes; it computes one prefetch address for all of them.
-
-With this, and with the order of the prefetches found once per tile instead of for each row, Ice Lake is 1.06 to 1.11
-times as fast with 4 to 16 heads where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.12 with 8.
-"""
-
-
-LEVEL = 2
-"""Cache level into which rows are prefetched."""
-
-_MOST_PRODUCTS = {16: 12, 8: 8}
-"""Most multiply-adds per cache line with which reading takes longer than computing, by lanes."""
+LEVEL = _SETTINGS.level
+_STREAMS = _SETTINGS.streams
 
 
 def early(tokens: int, padded: int) -> int:
@@ -120,14 +65,14 @@ def scores(
     length = literal(dim)
     group = literal(heads)
     space = literal(padded)
-    fetch = Ahead(literal(ahead))
+    fetch = literal(ahead)
     loads = row_loads(length, stored, width)
     tokens = width // space
     lines = _lines(length * stored.itemsize, fetch)
     # As many tokens as have sums that fit in registers. Where computing takes longer than reading, they share the load
     # of a query: with four heads, four tokens gave 1.05 times the rate of two on two Zen 4 cores. With one or two heads
     # rows are read one by one, an order that the hardware prefetcher recognises.
-    together = 1 if space < 4 else max(1, min(tokens, _ACCUMULATORS[width] // space))
+    together = 1 if space < 4 else max(1, min(tokens, _SETTINGS.sums[width] // space))
     memory_bound = _memory_bound(group, width, stored, fetch)
     sharing = 1 if memory_bound else together
     steps = len(loads) * together // sharing
@@ -194,28 +139,21 @@ def in_streams(rows: Any, count: int, ordered: Any) -> None:
             ordered[x * _STREAMS + stream] = rows[stream * each + x]
 
 
-def _lines(size: int, ahead: Ahead) -> range:
+def _lines(size: int, ahead: int) -> range:
     """Offsets in a row of `size` bytes whose cache lines are prefetched; rows need not be aligned to lines."""
-    return range(0, size if ahead else 0, ahead.lines * LINE)
+    return range(0, size if ahead else 0, max(1, ahead) * LINE)
 
 
-def _memory_bound(group: int, width: int, stored: Storage, ahead: Ahead) -> bool:
+def _memory_bound(group: int, width: int, stored: Storage, ahead: int) -> bool:
     """True if reading takes longer than computing, so that loads and prefetches are spread evenly between products.
 
-    Fractions of the sequential read rate on one core of a Xeon with AMX, D 128 in bf16, with loads and prefetches where
-    LLVM puts them (a burst before the products of several rows), and between the products of one row and the next:
-
-                   1 head     2 heads    3 heads    4 heads    6 heads    7 heads
-        AVX-512   0.96 0.96  0.92 0.93  0.90 0.93  0.90 0.96  0.87 0.88  0.84 0.82
-        AVX2      0.92 0.93  0.91 0.94  0.89 0.88  0.88 0.86
-
-    False for chunks of heads that prefetch nothing because a later chunk reads the same rows (12 heads in fp16 would
-    take 1.06 times as long); for INT8, which has to be converted: 1.04, 0.99 and 0.98 times as fast with 1 to 3 heads;
-    and for Zen, where it was not measured.
+    Else they are where LLVM puts them, a burst before the products of several rows. So it is for chunks of heads that
+    prefetch nothing because a later chunk reads the same rows (12 heads in fp16 would take 1.06 times as long), and for
+    INT8, which has to be converted: 1.04, 0.99 and 0.98 times as fast with 1 to 3 heads on a Xeon with AMX.
     """
-    if not ahead or is_zen() or stored is Storage.INT8:
+    if not ahead or stored is Storage.INT8:
         return False
-    return group * LINE // (width * stored.itemsize) <= _MOST_PRODUCTS[width]
+    return group * LINE // (width * stored.itemsize) <= _SETTINGS.ordered_products[width]
 
 
 def lines_due(lines: Sequence[Any], step: int, steps: int) -> Sequence[Any]:
@@ -245,7 +183,7 @@ def softmax(
     group = literal(heads)
     space = literal(padded)
     count = literal(tokens)
-    lines = _lines(length * Storage(literal(storage)).itemsize, Ahead(literal(ahead)))
+    lines = _lines(length * Storage(literal(storage)).itemsize, literal(ahead))
     times = count * space // (4 * width)
     rows_each = early(count, space) // times
 
@@ -307,7 +245,7 @@ def weighted(
     length = literal(dim)
     group = literal(heads)
     space = literal(padded)
-    fetch = Ahead(literal(ahead))
+    fetch = literal(ahead)
     memory_bound = _memory_bound(group, width, stored, fetch)
     early_rows = early(literal(tokens), space)
     repeat_after = literal(tokens) // early_rows
@@ -317,8 +255,8 @@ def weighted(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[7:]
-        passes = _passes(row_loads(length, stored, width), _ACCUMULATORS[width] // group)
-        together = max(x for x in range(1, _TOGETHER + 1) if len(passes) % x == 0)
+        passes = _passes(row_loads(length, stored, width), _SETTINGS.sums[width] // group)
+        together = max(x for x in range(1, _SETTINGS.tokens_together + 1) if len(passes) % x == 0)
         portions = len(passes) // together
         lines = _lines(length * stored.itemsize, fetch)
         portion = lines[: -(-len(lines) // portions)]

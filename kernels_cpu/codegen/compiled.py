@@ -1,4 +1,4 @@
-"""Compilation by Numba: the GIL is released, and machine code is cached on disk until a file of the package changes.
+"""Compilation by Numba: the GIL is released, and machine code is cached on disk until the package changes.
 
 The disk cache is optional: files that cannot be read are compiled again, and where none can be written each process
 compiles for itself.
@@ -17,13 +17,15 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
+from ..machine.parameters import parameters
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def _digest() -> str:
-    """A digest of all Python files of `kernels_cpu`."""
-    found = hashlib.sha256()
+    """A digest of all Python files of `kernels_cpu`, and of the settings, which are compiled in."""
+    found = hashlib.sha256(repr(parameters()).encode())
     package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
         found.update(file.relative_to(package).as_posix().encode() + file.read_bytes())

@@ -25,6 +25,7 @@ from ..arguments import (
 from ..codegen.compiled import compiled
 from ..declarations import operation, public, reference_of, work_of
 from ..machine.features import CodePath, code_path
+from ..machine.parameters import parameters
 from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
 from .activations import empty_activations
@@ -38,8 +39,7 @@ _PADDING = 16
 """Numbers behind each row of results, a cache line, so that rows do not all map to the same cache set."""
 _FEWEST = 128
 """Least limit of a part [pairs]: every part of an expert reads all of its weights again."""
-_WORTH = 1 << 20
-"""Fewest bytes of weights per thread: with fewer, waking a thread takes longer than it saves."""
+_WORTH = parameters().experts.thread_bytes
 
 
 def _check(x: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: NDArray[Any]) -> None:

@@ -18,7 +18,8 @@ from ..codegen.compiled import compiled
 from ..codegen.matrix_ir import TERMS, release
 from ..codegen.numerics import aligned_floats
 from ..codegen.vector_ir import Storage
-from ..machine.features import CodePath, has, has_matrices, is_zen
+from ..machine.features import CodePath, has, has_matrices
+from ..machine.parameters import parameters
 from ..threads.task_counts import next_task, task_done, tasks_done
 from .activations import fill, fill_swiglu
 from .matrices import (
@@ -37,31 +38,17 @@ from .matrices import (
 from .portable import bf16_rows, fp32_rows, scaled_rows
 from .rows import TOKENS, row_block
 from .vectors import exact_block, rounded_block, scaled_block
-from .weights import ROWS, STREAMS, Format, Matrices, PackedExperts
+from .weights import ROWS, Format, Matrices, PackedExperts
 
-FEW = 4
-"""Most tokens of an expert that vectors compute, with BF16 weights in fp32, on CPUs that also have products of bf16 or
-matrix registers: with so few tokens reading the weights takes longer than computing.
-
-Speed with rounded relative to exact activations on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02, 1.16.
-Speed of matrix registers relative to vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512 tokens:
-1.1, 1.2, 1.7, 2.0, 2.7; with INT8 1.1, 1.2, 1.4, 1.6, 1.8, with INT4 1.1, 1.2, 1.7, 1.9, 2.3.
-"""
-SIDE_BY_SIDE = 1 if is_zen() else STREAMS
-"""Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as fast.
-
-Fractions of the sequential read rate, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens per expert:
-1 stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
-"""
+_SETTINGS = parameters().experts
+FEW = _SETTINGS.few
+SIDE_BY_SIDE = _SETTINGS.streams
 _FP32 = int(Format.FP32)
 _BF16 = int(Format.BF16)
 _INT4 = int(Format.INT4)
 _STORED = int(Storage.BF16)  # of rows in place
 PHASES = 5
-_KEPT = 1 << 20
-"""Bytes of blocks, or of activations, that stay in L2 while they are read repeatedly."""
-_SUMMED_TOKENS = 64
-"""Tokens whose sums stay in L1 from one scale group to the next; speeds with 32 to 256 are within a tenth."""
+_SUMMED_TOKENS = _SETTINGS.summed_tokens
 
 
 def _packed_bf16(experts: PackedExperts, path: CodePath) -> bool:
@@ -78,13 +65,12 @@ def by_matrices(experts: PackedExperts, path: CodePath) -> bool:
 def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
     """Number of bf16 terms per activation for experts with many tokens: 0 for fp32, 1 rounded, 3 for an exact sum.
 
-    Only Zen rounds for AVX512_BF16: on a Xeon with AMX its products are 0.97 to 0.7 times as fast as exact ones of
-    vectors. Speed of matrix registers with rounded relative to exact activations there, at 16, 32, 64, 128 and 512
+    Speed of matrix registers with rounded relative to exact activations on a Xeon with AMX, at 16, 32, 64, 128 and 512
     tokens: 1.1, 1.1, 1.3, 1.4, 1.5.
     """
     if by_matrices(experts, path):
         return TERMS if exact else 1
-    return 1 if _packed_bf16(experts, path) and is_zen() and has("avx512bf16") and not exact else 0
+    return 1 if _packed_bf16(experts, path) and _SETTINGS.bf16_products and has("avx512bf16") and not exact else 0
 
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
@@ -99,8 +85,8 @@ def blocks_of(matrices: Matrices, terms: int, most: int) -> int:
 
     `terms` are those of their activations, 0 where vectors multiply.
     """
-    fits = 2 * terms * matrices.width * most <= _KEPT
-    return 1 if fits else max(1, _KEPT // (2 * ROWS * matrices.width))
+    fits = 2 * terms * matrices.width * most <= _SETTINGS.kept
+    return 1 if fits else max(1, _SETTINGS.kept // (2 * ROWS * matrices.width))
 
 
 @compiled()

@@ -13,19 +13,13 @@ from numba import types
 
 from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I8, I32, I64, Emitter
-from ..machine.features import has, is_zen
+from ..machine.features import has
+from ..machine.parameters import parameters
 from .weights import ROWS, Format
 
-SUMS = {16: 24, 8: 8}
+SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
-_AHEAD = 6 << 10
-"""Prefetch distance [byte], into L1, on CPUs whose hardware prefetcher alone is too late.
-
-Fractions of the sequential read rate on two cores of an Ice Lake Xeon at 1 and 4 tokens per expert: no prefetch 0.85
-and 0.73, 1 KiB 0.90 and 0.82, 2 KiB 0.92 and 0.88, 4 to 8 KiB 0.94 to 0.95 and 0.88 to 0.92, 16 KiB 0.92 and 0.88; into
-L2 0.02 to 0.05 less. More tokens gain too: 8 are 1.2 times as fast, 32 are 1.06 times. Two Zen 4 cores reach 0.99
-without prefetch.
-"""
+_AHEAD = parameters().experts.ahead
 
 
 def _passes(lanes: int, tokens: int) -> list[range]:
@@ -44,8 +38,8 @@ def rows_of(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> lis
 
 
 def ahead(e: Emitter, address: Any) -> None:
-    """Prefetch the cache line at the prefetch distance from an address; nothing on Zen."""
-    if not is_zen():
+    """Prefetch the cache line at the prefetch distance from an address, if there is one."""
+    if _AHEAD:
         e.prefetch(e.at(address, _AHEAD), level=1)
 
 

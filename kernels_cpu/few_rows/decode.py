@@ -20,13 +20,13 @@ from ..codegen.vector_ir import LINE, Storage
 from ..codegen.views import pointer
 from ..declarations import public
 from ..machine.features import CodePath, code_path
+from ..machine.parameters import parameters
 from ..threads.crew import crew
 from ..threads.runs import RUN
 from .linear import DTYPES
 from .operands import memory_of, new_rows, rows_at, storage_of, uses
 
-_ALONE = 1 << 20
-"""Most bytes of keys and values that the calling thread reads alone: reading them takes as long as waking another."""
+_ALONE = parameters().few_rows.alone_bytes
 
 
 def _serve_tasks(

@@ -14,13 +14,13 @@ from ..experts.rows import row_block
 from ..experts.tasks import SIDE_BY_SIDE
 from ..experts.vectors import exact_block, scaled_block
 from ..experts.weights import ROWS, Format
+from ..machine.parameters import parameters
 from ..threads.crew import FIRST, Crew, close_call, crew, join_call, leave_call, next_of_call, open_call
 from ..threads.task_counts import peek
 
 MOST = 4
 """Most rows of a call. They are multiplied with one read of the weights, which takes longer than computing."""
-_TASK_BYTES = 1 << 16
-"""Weights of a task: a core reads them in about 5 us."""
+_TASK_BYTES = parameters().few_rows.task_bytes
 
 # Words of the board that describe a call.
 _KIND, _TASKS, _EACH, _STEPS, _WEIGHTS, _X, _X_STRIDE, _OUT, _OUT_STRIDE, _TOKENS = range(FIRST, FIRST + 10)

@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 from numba.core import config
 
 from ..declarations import public
+from .parameters import parameters
 
 
 @public
@@ -37,11 +38,14 @@ class Features:
     matrices : bool
         True if matrix registers (AMX) multiply bf16 and bytes, in attention with many query heads per KV head and in
         experts with more than a few tokens.
+    settings : str
+        The table from which the kernels have their settings, see `Parameters`.
     """
 
     path: CodePath
     reason: str
     matrices: bool = False
+    settings: str = ""
 
     @property
     def lanes(self) -> int:
@@ -49,7 +53,8 @@ class Features:
         return self.path.value
 
     def __str__(self) -> str:
-        return f"{self.path.name.lower()}: {self.reason}{', and matrices (AMX)' if self.matrices else ''}"
+        matrices = ", and matrices (AMX)" if self.matrices else ""
+        return f"{self.path.name.lower()}: {self.reason}{matrices}; settings: {self.settings}"
 
 
 _NEEDED = {CodePath.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), CodePath.AVX2: ("avx2", "fma", "f16c")}
@@ -82,26 +87,9 @@ def has_matrices() -> bool:
 
 
 @public
-def cpu_family() -> str:
-    """LLVM's name of this CPU's microarchitecture, such as ``znver4`` or ``sapphirerapids``.
-
-    Examples
-    --------
-    >>> cpu_family().isascii()
-    True
-    """
-    return str(llvm.get_host_cpu_name())
-
-
-def is_zen() -> bool:
-    """True if this CPU is of AMD's Zen family."""
-    return cpu_family().startswith("znver")
-
-
-@public
 @functools.cache
 def features() -> Features:
-    """Determine the code path of this computer.
+    """Determine the code path of this computer, and whose settings the kernels have.
 
     Examples
     --------
@@ -112,5 +100,6 @@ def features() -> Features:
         missing = [name for name in needed if not has(name)]
         if not missing:
             matrices = path is CodePath.AVX512 and has_matrices()
-            return Features(path, f"this CPU has {', '.join(needed)}", matrices)
-    return Features(CodePath.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")
+            return Features(path, f"this CPU has {', '.join(needed)}", matrices, parameters().why)
+    missed = f"this {platform.machine()} CPU has no {', '.join(missing)}"
+    return Features(CodePath.PORTABLE, missed, settings=parameters().why)

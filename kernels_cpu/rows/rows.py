@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..arguments import Operand, SameKind, checked, contiguous, frozen, in_rows
+from ..machine.parameters import parameters
 from ..threads.team import side_by_side, team_size
 
 FLOATS = (np.float32, np.uint16)
 _LINE = 64  # bytes of a cache line
 _MANY = 1 << 16  # bytes of results for which the place of the first counts
-SHARE = 1 << 17  # least numbers per thread: an AVX-512 core norms them in the 54 us that a thread takes to start
+SHARE = parameters().rows.thread_numbers
 
 
 class RowOperand(NamedTuple):

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled
+from ..machine.parameters import parameters
 
-# Tokens per run: enough to hide the start of a task, few enough that threads end together. Long sequences are divided
-# into runs that get shorter towards the end. 256 to 2048 tokens gave 32.0 to 33.6 GB/s on two Zen 4 cores.
-RUN = 2048
-LEAST_RUN = 1024
+RUN = parameters().attention.run
+_LEAST_RUN = parameters().attention.least_run
 
 
 @compiled()
@@ -32,7 +31,7 @@ def _run(rest: int, whole: int) -> int:
     """Tokens of the next run of a sequence of `whole` tokens, of which `rest` are left."""
     if whole <= 2 * RUN:
         return RUN
-    return max(LEAST_RUN, (rest // 4 + 255) // 256 * 256)
+    return max(_LEAST_RUN, (rest // 4 + 255) // 256 * 256)
 
 
 @compiled()

@@ -1,0 +1,118 @@
+"""The search for settings, on times that are made up: it finds what is faster, and noise does not win."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.bench.tuning import search as search_module
+from workbench.bench.tuning.search import search
+from workbench.bench.tuning.tune import spoilt_settings
+from workbench.kernels import Parameters, features
+
+SHIPPED = Parameters.of_family("znver4")
+CALLS = ["one", "other"]
+pytestmark = pytest.mark.skipif(not features().lanes, reason="the portable path has no settings")
+
+
+def times(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Parameters, str], float], wrong: Callable[[Parameters], bool]
+) -> list[Any]:
+    """Processes whose times are computed; returns those that were begun."""
+    begun = []
+
+    class Made:
+        def __init__(self, group: str, settings: Parameters, folder: Path) -> None:
+            self.settings, self.group, self.ended = settings, group, False
+            begun.append(self)
+
+        def compile(self) -> list[str]:
+            if wrong(self.settings):
+                raise ArithmeticError("nonsense")
+            return CALLS
+
+        def seconds(self, call: str) -> float:
+            return seconds(self.settings, call)
+
+        def end(self) -> None:
+            self.ended = True
+
+    monkeypatch.setattr(search_module, "Timing", Made)
+    return begun
+
+
+def of_best(best: Parameters, noise: float, seed: int) -> Callable[[Parameters, str], float]:
+    """Times that grow by 5 % with each setting of attention that is not the best one."""
+    random = np.random.default_rng(seed)
+    names = list(SHIPPED.values("attention", features().lanes))
+
+    def seconds(settings: Parameters, call: str) -> float:
+        wrong = sum(settings.at("attention", name) != best.at("attention", name) for name in names)
+        return float(1.05**wrong * np.exp(noise * random.standard_normal()))
+
+    return seconds
+
+
+def found_from(start: Parameters, tmp_path: Path, seconds: float = 60) -> search_module.Found:
+    return search(start, tmp_path, seconds=seconds, say=lambda line: None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_finds_the_best_of_each_setting_from_a_spoilt_table(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = times(monkeypatch, of_best(SHIPPED, 0.005, seed), lambda settings: False)
+    found = found_from(spoilt_settings(SHIPPED, seed), tmp_path)
+    assert found.settings.attention == SHIPPED.attention
+    assert set(found.gains) == {f"attention.{name}" for name in SHIPPED.values("attention", features().lanes)}
+    assert all(gain == pytest.approx(1.05, abs=0.02) for gain in found.gains.values())
+    assert all(each.ended for each in begun)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_does_not_win(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    times(monkeypatch, lambda settings, call: float(np.exp(0.05 * random.standard_normal())), lambda settings: False)
+    assert found_from(SHIPPED, tmp_path).settings == SHIPPED
+
+
+def test_what_makes_one_call_slower_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def seconds(settings: Parameters, call: str) -> float:
+        return (0.5 if call == "one" else 1.05) if settings.attention.run == 512 else 1.0
+
+    times(monkeypatch, seconds, lambda settings: False)
+    assert found_from(SHIPPED, tmp_path).settings == SHIPPED
+
+
+def test_wrong_results_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def seconds(settings: Parameters, call: str) -> float:
+        return {512: 0.5, 1024: 0.8}.get(settings.attention.run, 1.0)
+
+    times(monkeypatch, seconds, lambda settings: settings.attention.run == 512)
+    told: list[str] = []
+    found = search(SHIPPED, tmp_path, seconds=60, say=told.append)
+    assert found.settings == SHIPPED.having("attention", "run", 1024)
+    assert "left out, because its results are wrong: nonsense" in told
+
+
+def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times(monkeypatch, of_best(SHIPPED, 0, 0), lambda settings: False)
+    spoilt = spoilt_settings(SHIPPED, 0)
+    found = found_from(spoilt, tmp_path, seconds=0)
+    assert found.settings == spoilt
+    assert "attention.streams" in found.untried
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def seconds(settings: Parameters, call: str) -> float:
+        if settings.experts != SHIPPED.experts:
+            raise KeyboardInterrupt
+        return 0.5 if settings.attention.run == 512 else 1.0
+
+    begun = times(monkeypatch, seconds, lambda settings: False)
+    found = found_from(SHIPPED, tmp_path)
+    assert found.settings == SHIPPED.having("attention", "run", 512)
+    assert found.untried == ["what came after the interrupt"]
+    assert all(each.ended for each in begun)

@@ -1,0 +1,170 @@
+"""The search: one setting after the other, all its values timed in turns with the best so far, and kept if they win."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.bench.tuning.timing import Timing
+from workbench.hardware import usable_cores
+from workbench.kernels import Parameters, features
+
+ROUNDS = 7
+_LEAST = 0.01
+"""Gains below this are not kept."""
+_WORST = 1.03
+"""A value with which a call takes longer than this by the best is not kept."""
+_GROUPS = ("attention", "experts", "few_rows", "rows")
+
+
+class Ratio(NamedTuple):
+    """Time by one settings over that by others: the mean over all calls, its error, and that of the slowest call."""
+
+    mean: float
+    error: float
+    worst: float
+
+    @property
+    def wins(self) -> bool:
+        """True if it is faster by more than the noise, and no call is slower."""
+        return self.mean < 1 - max(_LEAST, 3 * self.error) and self.worst <= _WORST
+
+
+@dataclass
+class Found:
+    """The settings that a search has found so far.
+
+    Attributes
+    ----------
+    settings : Parameters
+    gains : dict of {str: float}
+        Speed relative to what was before, of each setting that was changed.
+    untried : list of str
+        Settings for which no time was left.
+    """
+
+    settings: Parameters
+    gains: dict[str, float] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+
+
+def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[str], None]) -> Found:
+    """Search for faster settings from `start` on.
+
+    Parameters
+    ----------
+    start : Parameters
+    folder : Path
+        An empty folder for compiled code.
+    seconds : float
+        Begin no further setting after so long.
+    say : callable
+        Receives a line for each setting.
+
+    Returns
+    -------
+    Found
+        On Ctrl-C what was found so far.
+    """
+    found = Found(start)
+    end = time.monotonic() + seconds
+    try:
+        for group in _GROUPS:
+            _search_group(group, found, folder, end, say)
+    except KeyboardInterrupt:
+        found.untried.append("what came after the interrupt")
+    return found
+
+
+def _search_group(group: str, found: Found, folder: Path, end: float, say: Callable[[str], None]) -> None:
+    with ExitStack() as stack:
+        best = timing_of(group, found.settings, folder, stack)
+        for setting, values in found.settings.values(group, features().lanes).items():
+            if time.monotonic() > end:
+                found.untried.append(f"{group}.{setting}")
+                continue
+            now = found.settings.at(group, setting)
+            others = [found.settings.having(group, setting, value) for value in values if value != now]
+            tried = _compiled(group, others, folder, stack, say)
+            winner = _winner(best, tried)
+            for timing in tried:
+                if timing is not winner:
+                    timing.end()
+            if winner is None:
+                say(f"{group}.{setting}: {now} stays")
+                continue
+            ratio = ratios(best, [winner])[0]
+            if not ratio.wins:
+                winner.end()
+                say(f"{group}.{setting}: {now} stays; a second look showed no gain beyond the noise")
+                continue
+            say(f"{group}.{setting}: {now} -> {winner.settings.at(group, setting)}, {1 / ratio.mean:.3f} times as fast")
+            found.gains[f"{group}.{setting}"] = 1 / ratio.mean
+            found.settings = winner.settings
+            best.end()
+            best = winner
+
+
+def timing_of(group: str, settings: Parameters, folder: Path, stack: ExitStack) -> Timing:
+    """A process that times a group's calls until the stack is left."""
+    timing = Timing(group, settings, folder)
+    stack.callback(timing.end)
+    return timing
+
+
+def _compiled(
+    group: str, tried: Sequence[Parameters], folder: Path, stack: ExitStack, say: Callable[[str], None]
+) -> list[Timing]:
+    """Processes with these settings that have compiled their calls, as many at a time as there are cores."""
+    waiting = deque(tried)
+    compiling = deque[Timing]()
+    found = list[Timing]()
+    while waiting or compiling:
+        while waiting and len(compiling) < usable_cores():
+            compiling.append(timing_of(group, waiting.popleft(), folder, stack))
+        timing = compiling.popleft()
+        try:
+            timing.compile()
+            found.append(timing)
+        except ArithmeticError as error:
+            say(f"left out, because its results are wrong: {error}")
+    return found
+
+
+def _winner(best: Timing, tried: Sequence[Timing]) -> Timing | None:
+    """The fastest of those that win against the best so far; None if there is none."""
+    seen = list(zip(tried, ratios(best, tried), strict=True))
+    winners = [(timing, ratio) for timing, ratio in seen if ratio.wins]
+    return min(winners, key=lambda each: each[1].mean)[0] if winners else None
+
+
+def ratios(base: Timing, others: Sequence[Timing], rounds: int = ROUNDS) -> list[Ratio]:
+    """Times by others relative to those by the base, every call in turns, in random order."""
+    every = [base, *others]
+    names = base.compile()
+    seconds = np.empty((len(every), rounds, len(names)))
+    random = np.random.default_rng(0)
+    for which in range(rounds):
+        for place, name in enumerate(names):
+            for one in random.permutation(len(every)):
+                seconds[one, which, place] = every[one].seconds(name)
+    relative = seconds[1:] / seconds[0]
+    return [_ratio(own) for own in relative]
+
+
+def _ratio(relative: npt.NDArray[np.float64]) -> Ratio:
+    """The ratio of times (rounds, calls) that were measured side by side."""
+    logs = np.log(relative)
+    of_calls = np.median(logs, axis=0)
+    spread = 1.4826 * float(np.median(np.abs(logs - of_calls)))
+    error = 1.2533 * spread / math.sqrt(logs.size)  # of a mean of medians
+    return Ratio(math.exp(of_calls.mean()), error, math.exp(of_calls.max()))

@@ -1,0 +1,117 @@
+"""`tune --cpu`: settings of the CPU kernels for the computer at hand, found, printed and kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from workbench.bench import record
+from workbench.bench.tuning.search import Found, ratios, search, timing_of
+from workbench.core.errors import WorkbenchError
+from workbench.core.quiet import OTHERS, listening
+from workbench.kernels import Parameters, cpu_family, features, parameters
+
+BACK = 0.97
+"""Target: least speed with the settings that were found again, relative to the shipped ones."""
+_SEARCHED = ("attention", "experts", "few_rows", "rows")
+
+
+def tune_cpu(*, seconds: float = 600, out: Path | None = None, say: Callable[[str], None] = record.say) -> Parameters:
+    """Search for faster settings of the CPU kernels, print those that differ from the family's, and keep them.
+
+    Parameters
+    ----------
+    seconds : float
+        Time for the search, about [s].
+    out : Path, optional
+        File to write all settings to; by default the one in the user's cache, from which the kernels take them.
+    say : callable
+        Receives each line.
+
+    Raises
+    ------
+    WorkbenchError
+        If this CPU takes the portable path, on which no setting has an effect.
+    """
+    if not features().lanes:
+        raise WorkbenchError(f"nothing can be tuned on the portable path ({features().reason}).")
+    say(f"{cpu_family()}, {features()}")
+    shipped = Parameters.of_family(cpu_family())
+    with TemporaryDirectory() as folder, listening() as noise:
+        found = search(parameters(), Path(folder), seconds=seconds, say=say)
+    if not noise.quiet:
+        say(f"other programs took {noise.others:.0%} of the cores, more than {OTHERS:.0%}: tune again when they rest")
+    _report(found, shipped, say)
+    path = out or Parameters.tuned_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(found.settings.text(), encoding="utf-8")
+    say(f"written to {path}")
+    return found.settings
+
+
+def _report(found: Found, shipped: Parameters, say: Callable[[str], None]) -> None:
+    if found.untried:
+        say(f"no time was left for {', '.join(found.untried)}")
+    changes = found.settings.text(shipped)
+    say(f"settings that differ from the table of the family:\n\n{changes}" if changes else "the shipped table stays")
+
+
+def bench_tuning(
+    *, tries: int = 3, seed: int = 0, seconds: float = 600, say: Callable[[str], None] = record.say
+) -> list[float]:
+    """Spoil the shipped settings, search from there, and time what was found beside the shipped settings.
+
+    Parameters
+    ----------
+    tries : int
+    seed : int
+        Seed of the first spoilt table.
+    seconds : float
+        Time for each search, about [s].
+    say : callable
+        Receives each line.
+
+    Returns
+    -------
+    list of float
+        Speed with the settings that were found relative to the shipped ones, of each try.
+    """
+    shipped = Parameters.of_family(cpu_family())
+    speeds = list[float]()
+    for number in range(seed, seed + tries):
+        spoilt = spoilt_settings(shipped, number)
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            found = search(spoilt, folder, seconds=seconds, say=say)
+            before = _relative(spoilt, shipped, folder)
+            after = _relative(found.settings, shipped, folder)
+        speeds.append(min(after.values()))
+        for group, speed in after.items():
+            say(f"seed {number}, {group}: {before[group]:.3f} of the shipped speed, {speed:.3f} after the search")
+    say(f"least speed of each try relative to the shipped settings: {', '.join(f'{speed:.3f}' for speed in speeds)}")
+    say(f"{BACK:g} is asked for")
+    return speeds
+
+
+def spoilt_settings(shipped: Parameters, seed: int) -> Parameters:
+    """Settings that were drawn at random, each one other than the shipped one if it may have another value."""
+    drawn = random.Random(seed)
+    found = shipped
+    for group in _SEARCHED:
+        for setting, values in shipped.values(group, features().lanes).items():
+            others = [value for value in values if value != shipped.at(group, setting)]
+            found = found.having(group, setting, drawn.choice(others))
+    return found
+
+
+def _relative(settings: Parameters, shipped: Parameters, folder: Path) -> dict[str, float]:
+    """Speed with settings relative to the shipped ones, by group."""
+    found = dict[str, float]()
+    for group in _SEARCHED:
+        with ExitStack() as stack:
+            base, other = (timing_of(group, each, folder, stack) for each in (shipped, settings))
+            found[group] = 1 / ratios(base, [other])[0].mean
+    return found
