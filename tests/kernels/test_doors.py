@@ -12,7 +12,7 @@ from workbench import kernels
 CALLS = 40
 """Drawn calls per door."""
 MEASURES = {"copy_rate", "link_rates", "matmul_rate", "multiply_add"}
-SAYS = {"cpu_family", "has_products", "features", "fits_few_rows", "numa_nodes", "empty_in_huge_pages"}
+SAYS = {"cpu_family", "has_products", "features", "fits_few_rows", "numa_nodes", "empty_in_huge_pages", "parameters"}
 STORED = {"fp8_weights", "mxfp4_weights"}
 """Formats of checkpoints; `test_stored_formats.py` has their oracles."""
 COMPILES = {"warm_up_experts"}
