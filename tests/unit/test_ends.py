@@ -230,7 +230,7 @@ def test_results_of_other_ends_are_of_another_question():
     without = scenario.on(workload=scenario.workload.as_asked)
     results = [bound(scenario, Sequential()), simulate(without, Sequential())]
     (alone,) = compare(results).explanations()
-    assert "of at most" not in alone
+    assert "of the bound" not in alone
     assert len(compare([results[0], simulate(scenario, Sequential())]).explanations()) == 1
     told = "3 requests before their output length, after 28 of 52 tokens in all"
     assert (results[0].facts["ended"], results[1].facts.get("ended")) == (told, None)

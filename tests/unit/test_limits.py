@@ -42,18 +42,18 @@ def test_waiting_is_told_by_what_was_waited_for():
     assert headline([played]) == (
         "Waiting limits Sequential (simulated 100 output tok/s): even the busiest part, the link to the GPU (h2d), "
         "spends 60 % of 10 s on work, 30 % waiting for the CPU (decode_attention) and 10 % waiting for the GPU "
-        "(out_proj, ..., combine); a faster CPU, a faster GPU or more overlap would give at most 1.67 times this "
+        "(out_proj, ..., combine); a faster CPU, a faster GPU or more overlap would give up to 1.67 times this "
         "throughput."
     )
     (told,) = explain([least(6.0), played])
-    assert "(simulated 100 of at most 166.7 output tok/s, 60 %)" in told
+    assert "(simulated 100 output tok/s, 60 % of the bound's 166.7)" in told
 
 
 def test_without_tasks_it_says_how_to_learn_the_cause():
     told = headline([result(busy={"gpu": 80.0, "h2d": 10.0})])
     assert told == (
         "The GPU limits Sequential (simulated 10 output tok/s): the GPU spends 80 % of 100 s on work and 20 % waiting; "
-        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most 1.25 times this "
+        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give up to 1.25 times this "
         "throughput."
     )
 
@@ -71,17 +71,17 @@ def test_small_causes_of_waiting_are_told_together():
     assert "10 % waiting for the CPU (decode_attention), 6 % waiting for the link to the GPU (h2d) and " in told
     assert "spends 81 % of 100 s on work" in told  # 80.5, and the rest 2.5 and 1: together 100
     assert told.partition(";")[0].endswith(" and 3 % waiting otherwise")
-    assert "a faster CPU, a faster link or more overlap would give at most 1.24 times this throughput" in told
+    assert "a faster CPU, a faster link or more overlap would give up to 1.24 times this throughput" in told
 
 
 def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
     """Half as many iterations again: 90 seconds where the bound has 60."""
     played = result(iterations=75, busy={"h2d": 90.0, "gpu": 70.0})
     assert headline([least(**{"gpu compute": 40.0}), played]) == (
-        "The link to the GPU (h2d) limits Sequential (simulated 10 of at most 16.67 output tok/s, 60 %): the link "
+        "The link to the GPU (h2d) limits Sequential (simulated 10 output tok/s, 60 % of the bound's 16.67): the link "
         "spends 60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) "
-        "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give at most "
-        "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast at most 1.43 times with "
+        "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give up to "
+        "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast up to 1.43 times with "
         "the same batches (then the GPU limits)."
     )
 
@@ -94,7 +94,7 @@ def test_tokens_that_are_computed_again_are_told_if_they_explain_the_work():
     unexplained = headline([least(), replace(played, processed=3001, recomputed=1)])
     assert "30 % on possibly avoidable work and 10 % waiting" in unexplained
     assert "preemption" not in unexplained
-    assert "avoiding that work at most 1.50 times" in unexplained
+    assert "avoiding that work up to 1.50 times" in unexplained
 
 
 def test_little_waiting_is_told_without_its_causes():
@@ -117,18 +117,18 @@ def test_work_beyond_the_least_of_a_lane_that_is_not_the_bounds_is_not_divided()
 @pytest.mark.parametrize(
     ("busy", "limits", "told"),
     [
-        ({"h2d": 99.0, "gpu": 30.0}, {}, "would give at most 2.00 times this throughput with the same batches."),
+        ({"h2d": 99.0, "gpu": 30.0}, {}, "would give up to 2.00 times this throughput with the same batches."),
         (
             {"h2d": 99.0, "gpu": 80.0},
             {},
-            "would give at most 1.25 times this throughput with the same batches (then the GPU",
+            "would give up to 1.25 times this throughput with the same batches (then the GPU",
         ),
         (
             {"h2d": 99.0, "gpu": 30.0},
             {"DRAM bandwidth": 90.0},
-            "would give at most 1.11 times this throughput with the same batches (then the bandwidth of",
+            "would give up to 1.11 times this throughput with the same batches (then the bandwidth of",
         ),
-        ({"cpu": 99.0}, {"DRAM bandwidth": 99.0}, "a CPU and host memory twice as fast would give at most 2.00 times"),
+        ({"cpu": 99.0}, {"DRAM bandwidth": 99.0}, "a CPU and host memory twice as fast would give up to 2.00 times"),
         ({"h2d": 99.0, "gpu": 99.0}, {}, "; only less work or faster hardware would give more."),
         ({"gpu": 99.0}, {"cores that both lanes share": 90.0}, "; only less work or faster hardware would give more."),
     ],
@@ -140,7 +140,7 @@ def test_faster_hardware_gains_until_something_else_limits(busy, limits, told):
 def test_a_faster_schedule_is_the_advice():
     slow, fast = result(busy={"gpu": 50.0}), result(seconds=40.0, schedule="VSLPipe", busy={"gpu": 38.0})
     told = explain([least(), replace(least(), schedule="VSLPipe"), slow, fast])
-    assert told[0].startswith("The GPU limits VSLPipe (simulated 25 of at most 16.67")
+    assert told[0].startswith("The GPU limits VSLPipe (simulated 25 output tok/s")
     assert (
         told[1] == "Of the 2 schedules that were simulated, VSLPipe is the fastest: 2.50 times as fast as Sequential."
     )
@@ -151,7 +151,7 @@ def test_the_headline_is_of_the_fastest_measurement_before_any_simulation():
     simulated = result(seconds=10.0, busy={"gpu": 10.0})
     slow, fast = (result(Source.MEASURED, seconds, busy={"gpu": 9.0}) for seconds in (30.0, 20.0))
     assert "(measured 50 output tok/s)" in headline([simulated, slow, fast])
-    assert "(simulated 100 of at most 200 output tok/s, 50 %)" in headline([least(5.0), simulated])
+    assert "(simulated 100 output tok/s, 50 % of the bound's 200)" in headline([least(5.0), simulated])
 
 
 def test_a_disturbed_measurement_is_to_be_repeated_before_anything_else():
@@ -166,7 +166,7 @@ def test_a_disturbed_measurement_is_to_be_repeated_before_anything_else():
 def test_late_requests_limit_what_waits_for_them():
     late = result(Source.BOUND, 90.0, limits={"the last arrival": 90.0, "gpu compute": 5.0})
     assert headline([late, result(busy={"gpu": 6.0})]) == (
-        "The arrival of the requests limits Sequential (simulated 10 of at most 11.11 output tok/s, 90 %): the last "
+        "The arrival of the requests limits Sequential (simulated 10 output tok/s, 90 % of the bound's 11.11): the last "
         "one comes after 90 s and all are served 10 s later, after 100 s; nothing that is faster gives more than 1.11 "
         "times this throughput."
     )
@@ -241,6 +241,6 @@ def test_no_simulation_with_twice_the_device_gains_more_than_is_said(resource, s
     after = simulate(RESOURCES[resource](scenario, 2.0), schedule)
     assert max(before.busy, key=before.busy.get) == lane
     said = headline([least, before])
-    found = re.search(r"twice as fast (?:would give )?at most ([\d.]+) times", said)
+    found = re.search(r"twice as fast (?:would give )?up to ([\d.]+) times", said)
     assert found is not None, said
     assert 1 < after.gen_tok_s / before.gen_tok_s <= float(found[1]) + 0.005

@@ -45,7 +45,7 @@ def _setting(result: Result) -> tuple[object, ...]:
 def limits_in_words(result: Result, results: Sequence[Result]) -> str:
     """The sentence on what limits a result, by how much, and what would help.
 
-    A result with batches is told by the shares of its time for its busiest lane. "At most" holds for the same batches
+    A result with batches is told by the shares of its time for its busiest lane. "Up to" holds for the same batches
     under any order of tasks.
 
     Parameters
@@ -214,12 +214,12 @@ class _Division:
         """Gains by less waiting and less work, if there is notably much of these, and by faster hardware."""
         seconds = self.result.seconds
         if seconds - self.busy >= _NOTABLE * seconds:
-            yield _Gain(seconds / self.busy, "at most", self._less_waiting())
+            yield _Gain(seconds / self.busy, "up to", self._less_waiting())
         why = self._why()
         if why is not None:
             yield _Gain(min(why.factor, self.busy / self.least), "about", why.mend)
         elif self.bound is not None and self.extra >= _NOTABLE * seconds:
-            yield _Gain(self.busy / self.least, "at most", "avoiding that work")
+            yield _Gain(self.busy / self.least, "up to", "avoiding that work")
         if self.bound is not None and CORES not in self.bound.limits and self.busy >= _MOSTLY * seconds:
             yield self._faster(self.bound)
 
@@ -243,7 +243,7 @@ class _Division:
         reason = " with the same batches"
         if lane_of(then) != self.lane:
             reason += f" (then {in_words(then)} limits)"
-        return _Gain(min(2.0, self.result.seconds / halved[then]), "at most", device, reason)
+        return _Gain(min(2.0, self.result.seconds / halved[then]), "up to", device, reason)
 
 
 class _Excess(NamedTuple):
@@ -255,7 +255,7 @@ class _Excess(NamedTuple):
 
 
 class _Gain(NamedTuple):
-    """The factor that a change gains, "at most" or "about", the change, and the conditions of the gain."""
+    """The factor that a change gains, "up to" or "about", the change, and the conditions of the gain."""
 
     factor: float
     about: str

@@ -41,11 +41,11 @@ def in_words(binding: str) -> str:
 
 
 def rate(result: Result, most: Result | None) -> str:
-    """The rate of a result in words, and the most that is possible if that is known."""
+    """The rate of a result in words, and its share of the bound if that is known."""
     if most is None:
         return f"{result.origin} {result.gen_tok_s:.4g} output tok/s"
     share = percent(result.gen_tok_s / most.gen_tok_s) if most.generated else percent(1.0)
-    return f"{result.origin} {result.gen_tok_s:.4g} of at most {most.gen_tok_s:.4g} output tok/s, {share}"
+    return f"{result.origin} {result.gen_tok_s:.4g} output tok/s, {share} of the bound's {most.gen_tok_s:.4g}"
 
 
 def capital(words: str) -> str:

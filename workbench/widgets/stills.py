@@ -85,7 +85,7 @@ def headline(studio: Studio) -> str:
     asked = f"{settings.model.name} on {settings.machine.name}, {settings.schedule.name}"
     if isinstance(result, Result) and isinstance(bound, Result):
         rate = studio.predictions.of_all(result, settings)
-        return f"{asked}: simulated {rate:.4g} of at most {bound.gen_tok_s:.4g} output tokens/s"
+        return f"{asked}: simulated {rate:.4g} output tokens/s, of {bound.gen_tok_s:.4g} that the bound allows"
     return asked
 
 
