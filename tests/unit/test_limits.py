@@ -167,8 +167,8 @@ def test_late_requests_limit_what_waits_for_them():
     late = result(Source.BOUND, 90.0, limits={"the last arrival": 90.0, "gpu compute": 5.0})
     assert headline([late, result(busy={"gpu": 6.0})]) == (
         "The arrival of the requests limits Sequential (simulated 10 output tok/s, 90 % of the bound's 11.11): the "
-        "last one comes after 90 s and all are served 10 s later, after 100 s; nothing that is faster gives more than 1.11 "
-        "times this throughput."
+        "last one comes after 90 s and all are served 10 s later, after 100 s; nothing that is faster gives more than "
+        "1.11 times this throughput."
     )
     assert headline([late]) == (
         "At most 11.11 output tok/s are possible in any order of tasks: the last arrival limits them."
