@@ -333,11 +333,13 @@ def _of_class(prefix: str, kind: type, values: Mapping[str, Any]) -> Iterator[_E
         yield _Entry(Field(f"{prefix}.{name}", found, unit, meaning, value, _choices(hint)), hint)
 
 
+@cache
 def _members(hint: Any) -> tuple[Any, ...]:
     """The classes of a union, or the one class."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
+@cache
 def _kind(hint: Any) -> FieldKind | None:
     """The kind of a field that is no whole part; None if it cannot be changed alone."""
     members = _members(hint)
@@ -350,6 +352,7 @@ def _kind(hint: Any) -> FieldKind | None:
     return None
 
 
+@cache
 def _choices(hint: Any) -> tuple[Any, ...]:
     for member in _members(hint):
         if member is bool:
@@ -415,6 +418,7 @@ def _hints(kind: type) -> dict[str, Any]:
         return {}
 
 
+@cache
 def _first_line(kind: Any) -> str:
     return (inspect.getdoc(kind) or "").partition("\n")[0]
 
