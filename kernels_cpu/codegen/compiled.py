@@ -1,12 +1,14 @@
-"""Compilation by Numba: the GIL is released, and machine code is cached on disk until the package changes.
+"""Compilation by Numba: the GIL is released, and machine code is kept on disk until what it depends on changes.
 
-The disk cache is optional: files that cannot be read are compiled again, and where none can be written each process
-compiles for itself.
+It stands in the user's cache, so that all copies of the same sources share it. The cache is optional: files that cannot
+be read are compiled again, and where none can be written each process compiles for itself.
 """
 
 import functools
 import hashlib
 import pickle
+import shutil
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,22 +19,13 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
-from ..machine.parameters import parameters
+from ..machine.cpu import user_folder
+from .sources import digest_of
 
+_KEPT = 30 * 86400
+"""Time for which code of other sources is kept [s]."""
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def _digest() -> str:
-    """A digest of all Python files of `kernels_cpu`, and of the settings, which are compiled in."""
-    found = hashlib.sha256(repr(parameters()).encode())
-    package = Path(__file__).parents[1]
-    for file in sorted(package.rglob("*.py")):
-        found.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
-    return found.hexdigest()
-
-
-_SOURCES = _digest()
 
 
 @functools.cache
@@ -92,16 +85,18 @@ class _Files(IndexDataCacheFile):
 
 
 class _PackageCache(FunctionCache):
-    """Numba's disk cache, invalidated by an edit of any file of the package, not only of the function's own."""
+    """Numba's disk cache in one folder for all copies of the package, by everything on which a function depends."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         impl = self._impl
-        chosen: str = config.CACHE_DIR  # type: ignore[attr-defined]
-        if chosen and Path(self._cache_path).parent == Path(chosen):  # one folder for all copies of the same sources
-            package = function.__module__.rpartition(".")[0]  # within it, file and function tell functions apart
-            self._cache_path = impl.locator._cache_path = str(Path(chosen, f"{package}-{_SOURCES[:16]}"))
-        self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
+        module = function.__module__
+        closed = {each.py_func.__module__ for each in _closed(function) if isinstance(each, Dispatcher)}
+        sources = digest_of({module, *closed})
+        self._folder = Path(config.CACHE_DIR or user_folder() / "code")  # type: ignore[attr-defined]
+        self._module = module.partition(".")[2] or module
+        self._cache_path = impl.locator._cache_path = str(self._folder / f"{self._module}-{sources[:16]}")
+        self._cache_file = _Files(self._cache_path, impl.filename_base, sources)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code cached for a signature, or return None."""
@@ -114,9 +109,23 @@ class _PackageCache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         """Cache compiled code, where that is possible."""
         try:
+            if not Path(self._cache_path).exists():
+                _remove_old(self._folder, self._module)
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError:
             _not_written()
+
+
+def _remove_old(folder: Path, module: str) -> None:
+    """Remove what was kept of a module with other sources, and has not grown for a long time."""
+    for old in folder.glob(f"{module}-*"):
+        if time.time() - old.stat().st_mtime > _KEPT:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _closed(function: Callable[..., Any]) -> list[Any]:
+    """What a function closes over."""
+    return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 def _tell_apart(function: Callable[..., Any]) -> None:
@@ -126,7 +135,7 @@ def _tell_apart(function: Callable[..., Any]) -> None:
     processes compile variants of a closure, both may get the same name; a third that loads them, linked into their
     callers, runs one in place of the other, and writes past the end of arrays that are shorter than its own.
     """
-    closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    closed = _closed(function)
     if closed:
         told = [each.py_func.__qualname__ if isinstance(each, Dispatcher) else repr(each) for each in closed]
         function.__qualname__ += "_" + hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
-"""What this computer calls its CPU."""
+"""What this computer calls its CPU, and where it keeps what belongs to it."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def cpu_family() -> str:
     True
     """
     return str(llvm.get_host_cpu_name())
+
+
+def user_folder() -> Path:
+    """The folder of what was compiled and tuned on this computer: under XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / "kernels_cpu"
 
 
 def cpu_name() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..declarations import public
-from .cpu import cpu_family, cpu_name
+from .cpu import cpu_family, cpu_name, user_folder
 
 _SHIPPED = Path(__file__).with_name("parameters.toml")
 
@@ -203,10 +203,9 @@ class Parameters:
 
     @staticmethod
     def tuned_path() -> Path:
-        """The file of the settings that were tuned on this make of CPU: under XDG_CACHE_HOME, else ~/.cache."""
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        """The file of the settings that were tuned on this make of CPU, in the user's cache."""
         name = re.sub(r"\W+", "-", f"{cpu_family()} {cpu_name()} {os.cpu_count()}").strip("-").lower()
-        return folder / "moe-workbench" / "kernels_cpu" / f"{name}.toml"
+        return user_folder() / f"{name}.toml"
 
     def at(self, group: str, setting: str) -> Any:
         """The value of a setting."""

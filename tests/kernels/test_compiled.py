@@ -1,9 +1,12 @@
 """Compiled kernels that are kept on disk may only help: whatever happens to the files, the kernels work."""
 
 import errno
+import importlib
 import os
+import shutil
 import subprocess
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -12,7 +15,9 @@ from pathlib import Path
 import pytest
 from numba.core import caching, config
 
+from kernels_cpu import parameters
 from kernels_cpu.codegen import compiled as module
+from kernels_cpu.codegen import sources
 from tests.damage import DAMAGES
 
 SOURCE = "def kernel(x):\n    return 3 * x + 1\n"
@@ -60,12 +65,72 @@ def test_what_one_copy_of_the_sources_compiled_another_loads(call) -> None:
 
 def test_other_sources_are_compiled_beside_what_is_kept(call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two copies that differ in any file do not take each other's place."""
-    own = module._SOURCES
     call()
-    monkeypatch.setattr(module, "_SOURCES", "0" * 64)
-    assert call() == (1, [])
-    monkeypatch.setattr(module, "_SOURCES", own)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "digest_of", lambda modules: "0" * 64)
+        assert call() == (1, [])
     assert call() == (0, [])
+
+
+def test_what_has_not_been_added_to_for_a_month_goes_when_other_sources_come(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call()
+    (old,) = (tmp_path / "cache").glob("kernels_here-*")
+    month = 31 * 86400
+    for age, digest in ((1, "1" * 64), (month, "2" * 64)):
+        os.utime(old, (time.time() - age, time.time() - age))
+        monkeypatch.setattr(module, "digest_of", lambda modules, digest=digest: digest)
+        call()
+        assert old.exists() == (age < month)
+
+
+FILES = [file for file in sources.PACKAGE.glob("*/*.py") if file.stem != "__init__"]
+MODULES = sorted(file.relative_to(sources.PACKAGE) for file in FILES)
+
+
+@pytest.mark.parametrize("file", MODULES, ids=str)
+def test_what_a_module_uses_is_among_what_its_code_depends_on(file: Path) -> None:
+    name = ".".join(("kernels_cpu", *file.with_suffix("").parts))
+    needed = {".".join(each.relative_to(sources.PACKAGE).with_suffix("").parts) for each in sources._needed(name)}
+    for used in vars(importlib.import_module(name)).values():
+        of = getattr(used, "py_func", used)
+        where = of.__name__ if isinstance(of, types.ModuleType) else str(getattr(of, "__module__", ""))
+        if where.startswith("kernels_cpu."):
+            assert where.removeprefix("kernels_cpu.") in needed, (name, where)
+
+
+def test_code_depends_on_what_its_module_imports_and_on_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit of RoPE compiles no attention again, one of what both are made of compiles both."""
+    package = tmp_path / "kernels_cpu"
+    shutil.copytree(sources.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "PACKAGE", package)
+
+    def digests() -> tuple[str, str, str]:
+        for cached in (sources._read, sources._needed, sources._imports):
+            cached.cache_clear()
+        names = ("kernels_cpu.attention.tasks", "kernels_cpu.rows.rope", "another.module")
+        attention, rope, other = (sources.digest_of([name]) for name in names)
+        return attention, rope, other
+
+    def changed_by(edited: str) -> list[bool]:
+        before = digests()
+        with (package / edited).open("a") as file:
+            file.write("# edited\n")
+        return [old != new for old, new in zip(before, digests(), strict=True)]
+
+    assert changed_by("rows/rope.py") == [False, True, True]
+    assert changed_by("attention/partials.py") == [True, False, True]
+    assert changed_by("codegen/vector_ir.py") == [True, True, True]
+    assert changed_by("experts/nodes.py") == [False, False, True]
+    before = digests()
+    other = parameters().having("attention", "run", 512)
+    monkeypatch.setattr("kernels_cpu.machine.parameters.parameters", lambda: other)
+    assert all(old != new for old, new in zip(before, digests(), strict=True))
+    monkeypatch.undo()
+    digests()
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])

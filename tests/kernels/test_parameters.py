@@ -146,16 +146,6 @@ def test_what_was_tuned_on_this_computer_is_taken_and_what_is_damaged_is_not(
     assert told_by(env, f"import warnings; warnings.simplefilter('ignore'); {SETTINGS}") == f"{shipped.why} 2048"
 
 
-def test_compiled_code_is_kept_by_settings(tmp_path: Path) -> None:
-    """Settings are compiled in: code of other ones must not be loaded."""
-    digest = "from kernels_cpu.codegen import compiled; print(compiled._SOURCES)"
-    file = tmp_path / "other.toml"
-    file.write_text(parameters().having("attention", "run", 512).text())
-    own = told_by({}, digest)
-    assert own == told_by({}, digest)
-    assert own != told_by({Parameters.VARIABLE: str(file)}, digest)
-
-
 def test_features_tell_which_settings_are_taken() -> None:
     assert features().settings == parameters().why
     assert str(features()).endswith(f"; settings: {parameters().why}")
