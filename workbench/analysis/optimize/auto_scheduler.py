@@ -54,8 +54,8 @@ def optimize(
         "gen_tok_s", output tokens per second; "seconds" of the whole job; "ttft" or "tbt", the mean time to the first
         token or between tokens; or an `Slo`: output tokens per second of the requests that meet it.
     budget : str or float
-        Time for the search, as "30 s" or "2 min"; one simulation that has begun is ended. A search that ends before is
-        the same every time.
+        Time for the search, as "30 s" or "2 min"; the named systems are tried, and one simulation that has begun is
+        ended, whatever time that takes. A search that ends before is the same every time.
     simulations : int, optional
         Most simulations, samples included.
 

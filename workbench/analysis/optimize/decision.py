@@ -30,7 +30,7 @@ class Decision:
         self._trials = trials
         self._whole = whole
         self._ceilings = ceilings
-        self._named = every_named(space)
+        self._named = list(every_named(space))
 
     def simulate_whole(self) -> None:
         """Simulate the finalists whole, and every named system that may be better than they are.
@@ -44,7 +44,7 @@ class Decision:
         named = {candidate for _, candidate in self._named}
         known = [trial.candidate for trial in ranked if trial.candidate in named]
         for candidate in known[:1]:
-            self._whole.of(candidate)
+            self._whole.of(candidate, timed=False)
         for trial in ranked[:_FINALISTS]:
             self._whole.of(trial.candidate)
         for candidate in known[1:]:

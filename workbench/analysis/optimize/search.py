@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 from workbench.analysis.optimize.ceilings import Ceilings
@@ -20,54 +20,28 @@ _NAMED_CACHES = (None, 1.0)
 
 
 def search(space: Space, trials: Trials, ceilings: Ceilings) -> None:
-    """Try the named systems as they are, then all that may be better, and the named systems in every other way.
+    """Try the named systems, whatever time that takes, and then all that may be better than the best of them.
 
     Raises
     ------
     StoppedError
         If the budget is spent.
     """
-    try_named(space, trials, space.schedulers[:1], [None])
+    for _, candidate in every_named(space):
+        trials.of(candidate, timed=False)
     explore(space, trials, ceilings)
-    descend(space, trials, 1)
-    try_named(space, trials, space.schedulers, _NAMED_CACHES)
-    descend(space, trials, _STARTS)
+    descend(space, trials)
 
 
-def named_candidates(
-    space: Space, schedulers: Iterable[Scheduler], caches: Iterable[float | None]
-) -> Iterator[tuple[Named, Candidate]]:
-    """Every named system under some schedulers, and with some KV caches."""
+def every_named(space: Space) -> Iterator[tuple[Named, Candidate]]:
+    """Every named system under each scheduler, with the scenario's own KV capacity and with all that fits."""
     block = space.scenario.memory.kv_block
-    for wiring in space.wirings:
-        for named, scheduler, cache in product(wiring.named, schedulers, caches):
-            if named.scheduler in (None, scheduler):
-                group = Group(wiring, 1.0 if wiring.filled else 0.0, cache, block)
-                yield named, Candidate(group, named.schedule, scheduler, None)
-
-
-def every_named(space: Space) -> list[tuple[Named, Candidate]]:
-    """Every named system in every way: under each scheduler, with the scenario's own KV capacity and with all."""
-    return list(named_candidates(space, space.schedulers, _NAMED_CACHES))
-
-
-def try_named(space: Space, trials: Trials, schedulers: Iterable[Scheduler], caches: Iterable[float | None]) -> None:
-    """Try the named systems under some schedulers and with some caches; only a better named system excludes one.
-
-    Raises
-    ------
-    StoppedError
-        If the budget is spent.
-    """
-    best = best_named(space, trials)
-    for _, candidate in named_candidates(space, schedulers, caches):
-        best = max(best, trials.of(candidate, best).score)
-
-
-def best_named(space: Space, trials: Trials) -> float:
-    """Score of the best named system so far; minus infinity if there is none."""
-    known = (trials.all.get(candidate) for _, candidate in every_named(space))
-    return max((trial.score for trial in known if trial is not None), default=-math.inf)
+    for scheduler, cache in product(space.schedulers, _NAMED_CACHES):
+        for wiring in space.wirings:
+            for named in wiring.named:
+                if named.scheduler in (None, scheduler):
+                    group = Group(wiring, 1.0 if wiring.filled else 0.0, cache, block)
+                    yield named, Candidate(group, named.schedule, scheduler, None)
 
 
 def explore(space: Space, trials: Trials, ceilings: Ceilings) -> None:
@@ -113,8 +87,8 @@ def _simulated(trials: Trials) -> list[Trial]:
     return [trial for trial in trials.all.values() if trial.result is not None]
 
 
-def descend(space: Space, trials: Trials, count: int) -> None:
-    """Move from the best candidates of the best wirings, so many of them, to better ones.
+def descend(space: Space, trials: Trials) -> None:
+    """Move from the best candidates of the best wirings to better ones.
 
     Raises
     ------
@@ -125,7 +99,7 @@ def descend(space: Space, trials: Trials, count: int) -> None:
     starts = dict[Wiring, Trial]()
     for trial in ranked:
         starts.setdefault(trial.candidate.group.wiring, trial)
-    for trial in list(starts.values())[:count]:
+    for trial in list(starts.values())[:_STARTS]:
         climb(space, trials, trial)
 
 

@@ -39,8 +39,8 @@ class Budget:
     used: int = 0
     _began: float = field(default_factory=monotonic)
 
-    def check(self, share: float = 1.0) -> None:
-        """Stop the search if a share of the time, or all simulations, are used.
+    def check(self, share: float = 1.0, *, timed: bool = True) -> None:
+        """Stop the search if all simulations are used, or a share of the time, where that counts.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class Budget:
         """
         if self.used >= self.simulations:
             raise StoppedError(f"its {self.simulations:g} simulations are used")
-        if self.elapsed >= share * self.seconds:
+        if timed and self.elapsed >= share * self.seconds:
             raise StoppedError(f"its {format_seconds(self.seconds)} are over")
 
     @property
@@ -97,10 +97,10 @@ class Trials:
         self.all = dict[Candidate, Trial]()
         self.best: Trial | None = None
 
-    def of(self, candidate: Candidate, than: float | None = None) -> Trial:
+    def of(self, candidate: Candidate, than: float | None = None, *, timed: bool = True) -> Trial:
         """The trial of a candidate, which is simulated if it may be better `than` a score, by default the best one's.
 
-        Until something has been found the budget counts for nothing.
+        Until something has been found the budget counts for nothing; the time also where it is not `timed`.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Trials:
         least = self._best_score if than is None else than
         known = self.all.get(candidate)
         if known is None or (known.result is None and known.most > least):
-            self.all[candidate] = trial = self._tried(candidate, least)
+            self.all[candidate] = trial = self._tried(candidate, least, timed)
             if trial.score > self._best_score:
                 self.best = trial
         return self.all[candidate]
@@ -119,9 +119,9 @@ class Trials:
     def _best_score(self) -> float:
         return -math.inf if self.best is None else self.best.score
 
-    def _tried(self, candidate: Candidate, least: float) -> Trial:
+    def _tried(self, candidate: Candidate, least: float, timed: bool) -> Trial:
         if self.best is not None:
-            self._budget.check(self._share)
+            self._budget.check(self._share, timed=timed)
         try:
             fitted = self._fitting.fit(candidate)
             scenario = fitted.scenario.on(workload=self._workload)
