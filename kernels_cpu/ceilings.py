@@ -25,6 +25,8 @@ _PRODUCTS = 12
 registers of AVX2. With 16 sums a Zen 3 core reached half of its rate."""
 _CHUNK = 1 << 20
 """Bytes per task."""
+_READ = 1024
+"""Bytes that are read together, on every code path; remainders are left out."""
 
 
 @emitted
@@ -110,7 +112,7 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
     1024
     """
     read = contiguous("memory", host_array("memory", memory))
-    size = read.nbytes // 1024 * 1024
+    size = read.nbytes // _READ * _READ
     reader = _reader(_vector_lanes())
     return _summed(reader, (read.ctypes.data, size), -(-size // _CHUNK), team_size(threads))
 
@@ -138,7 +140,7 @@ def _block_reader(lanes: int) -> Any:
                 page = token // block
                 count = min((page + 1) * block, end) - token
                 place = base + (table[s, page] * halves * block + token - page * block) * row
-                steps = count * row // step
+                steps = count * row // _READ * (_READ // step)
                 for half in range(halves if steps else 0):
                     whole += _read(lanes, place + half * block * row, steps)
                 token += count

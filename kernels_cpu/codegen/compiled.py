@@ -124,7 +124,7 @@ def _remove_old(folder: Path, module: str) -> None:
 
 
 def _closed(function: Callable[..., Any]) -> list[Any]:
-    """What a function closes over."""
+    """The values that a function closes over."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 

@@ -1,4 +1,4 @@
-"""What compiled code depends on: the files that its module imports, and the settings."""
+"""The files on which compiled code depends, those that its module imports, and a digest of them and the settings."""
 
 from __future__ import annotations
 

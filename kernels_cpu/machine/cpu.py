@@ -1,4 +1,4 @@
-"""What this computer calls its CPU, and where it keeps what belongs to it."""
+"""The names of this computer's CPU, and the folder of all that belongs to it."""
 
 from __future__ import annotations
 
