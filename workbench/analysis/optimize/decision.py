@@ -33,7 +33,7 @@ class Decision:
         self._named = list(every_named(space))
 
     def simulate_whole(self) -> None:
-        """Simulate the finalists whole, and every named system that may be better than they are.
+        """Simulate every named system whole that may be the best of them, whatever time that takes, and the finalists.
 
         Raises
         ------
@@ -43,12 +43,10 @@ class Decision:
         ranked = _ranked(self._trials.all.values())
         named = {candidate for _, candidate in self._named}
         known = [trial.candidate for trial in ranked if trial.candidate in named]
-        for candidate in known[:1]:
+        for candidate in known:
             self._whole.of(candidate, timed=False)
         for trial in ranked[:_FINALISTS]:
             self._whole.of(trial.candidate)
-        for candidate in known[1:]:
-            self._whole.of(candidate)
 
     def optimum(self, budget: Budget, ended: str) -> Optimum:
         """The answer.

@@ -97,17 +97,17 @@ class Trials:
         self.all = dict[Candidate, Trial]()
         self.best: Trial | None = None
 
-    def of(self, candidate: Candidate, than: float | None = None, *, timed: bool = True) -> Trial:
-        """The trial of a candidate, which is simulated if it may be better `than` a score, by default the best one's.
+    def of(self, candidate: Candidate, *, timed: bool = True) -> Trial:
+        """The trial of a candidate, which is simulated if its bound is better than the best score.
 
-        Until something has been found the budget counts for nothing; the time also where it is not `timed`.
+        The first one is tried whatever the budget says; one that is not `timed`, whatever the time says.
 
         Raises
         ------
         StoppedError
             If the budget is spent.
         """
-        least = self._best_score if than is None else than
+        least = self._best_score
         known = self.all.get(candidate)
         if known is None or (known.result is None and known.most > least):
             self.all[candidate] = trial = self._tried(candidate, least, timed)
