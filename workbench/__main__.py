@@ -482,6 +482,9 @@ def _tune(options: argparse.Namespace) -> None:
     if options.cpu:
         from workbench.bench.tuning.tune import tune_cpu
 
+        if options.dry_run or options.weights:
+            raise ScenarioError("--dry-run and --weights are for the GPU's tiles; leave them out with --cpu.")
+
         tune_cpu(seconds=options.seconds, out=options.out)
         return
     from workbench.bench.gpu.moe_tiles import tune

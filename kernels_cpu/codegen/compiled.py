@@ -6,11 +6,12 @@ be read are compiled again, and where none can be written each process compiles 
 
 import functools
 import hashlib
+import os
 import pickle
 import shutil
-import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -22,8 +23,8 @@ from numba.extending import intrinsic
 from ..machine.cpu import user_folder
 from .sources import digest_of
 
-_KEPT = 30 * 86400
-"""Time for which code of other sources is kept [s]."""
+_KEPT = 8
+"""Folders of a module's code that are kept, each of other sources, settings or versions."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,7 +42,7 @@ def _not_read(folder: object) -> None:
 def _not_written() -> None:
     _tell(
         "compiled kernels cannot be kept on disk, and each process compiles them again, for up to half a minute; make "
-        "room in ~/.cache and let it be written, or set NUMBA_CACHE_DIR to another folder."
+        f"room in {user_folder()} and let it be written, or set NUMBA_CACHE_DIR to another folder."
     )
 
 
@@ -92,7 +93,7 @@ class _PackageCache(FunctionCache):
         impl = self._impl
         module = function.__module__
         closed = {each.py_func.__module__ for each in _closed(function) if isinstance(each, Dispatcher)}
-        sources = digest_of({module, *closed})
+        sources = digest_of(frozenset({module, *closed}))
         self._folder = Path(config.CACHE_DIR or user_folder() / "code")  # type: ignore[attr-defined]
         self._module = module.partition(".")[2] or module
         self._cache_path = impl.locator._cache_path = str(self._folder / f"{self._module}-{sources[:16]}")
@@ -101,7 +102,11 @@ class _PackageCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code cached for a signature, or return None."""
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            if found is not None:
+                with suppress(OSError):
+                    os.utime(self._cache_path)
+            return found
         except Exception:
             _not_read(self._cache_path)
             return None
@@ -117,10 +122,13 @@ class _PackageCache(FunctionCache):
 
 
 def _remove_old(folder: Path, module: str) -> None:
-    """Remove what was kept of a module with other sources, and has not grown for a long time."""
-    for old in folder.glob(f"{module}-*"):
-        if time.time() - old.stat().st_mtime > _KEPT:
-            shutil.rmtree(old, ignore_errors=True)
+    """Remove the folders of a module's code that were not loaded from for longest, until there is room for one more."""
+    used = dict[Path, float]()
+    for each in folder.glob(f"{module}-*"):
+        with suppress(OSError):  # another process removed it
+            used[each] = each.stat().st_mtime
+    for old in sorted(used, key=lambda each: used[each])[: 1 - _KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _closed(function: Callable[..., Any]) -> list[Any]:

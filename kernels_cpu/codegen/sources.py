@@ -5,30 +5,44 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+import llvmlite
+import numba
 
 PACKAGE = Path(__file__).parents[1]
 _IMPORT = re.compile(r"^from (\.+)([\w.]*) import (\([^)]*\)|.+)$", re.MULTILINE)
 """An import when a module is loaded; those in functions and for type checkers alone are indented."""
+_SETTINGS = re.compile(rb"(?<!>>> )parameters\(\)\.(\w+)")
+"""A group of settings that a file reads, not in an example."""
 
 
-def digest_of(modules: Iterable[str]) -> str:
+@functools.cache
+def digest_of(modules: frozenset[str]) -> str:
     """A digest of everything on which the code of functions of these modules depends.
+
+    That is their files and those that they import, the groups of settings that these read, and the compilers' versions.
 
     Parameters
     ----------
-    modules : iterable of str
+    modules : frozenset of str
         Names of modules; one that is not of `kernels_cpu` depends on the whole package.
     """
-    from ..machine.parameters import parameters  # which is itself a file on which much depends
+    # Imported here, or every file that imports this one would depend on that one.
+    from ..machine.parameters import Parameters, parameters
 
-    found = hashlib.sha256(repr(parameters()).encode())
+    found = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     files = set[Path]()
     for name in modules:
         files |= _needed(name)
+    groups = set[str]()
     for file in sorted(files):
-        found.update(file.relative_to(PACKAGE).as_posix().encode() + _read(file))
+        text = _read(file)
+        found.update(file.relative_to(PACKAGE).as_posix().encode() + text)
+        groups |= {name.decode() for name in _SETTINGS.findall(text)}
+    for group in sorted(groups.intersection(Parameters.GROUPS)):
+        found.update(repr(getattr(parameters(), group)).encode())
     return found.hexdigest()
 
 

@@ -117,7 +117,7 @@ class ExpertParameters:
     few: int = field(metadata=_either(2, 4, 6, 8))
     bf16_products: bool = field(metadata=_either(False, True))
     kept: int = field(metadata=_either(256 << 10, 512 << 10, 1 << 20, 2 << 20))
-    summed_tokens: int = field(metadata=_either(32, 64, 128))
+    summed_tokens: int = field(metadata=_either(32, 64))
     thread_bytes: int = field(metadata=_either(256 << 10, 1 << 20, 4 << 20))
 
 
@@ -167,6 +167,8 @@ class Parameters:
 
     VARIABLE: ClassVar[str] = "KERNELS_CPU_PARAMETERS"
     """Environment variable: a file whose settings a process takes instead of the computer's."""
+    GROUPS: ClassVar[tuple[str, ...]] = ("attention", "experts", "few_rows", "rows")
+    """Names of the tables."""
 
     attention: AttentionParameters
     experts: ExpertParameters
@@ -184,26 +186,32 @@ class Parameters:
         1
         """
         tables = tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))
+        for table in tables.values():
+            _check_groups({group: own for group, own in table.items() if group != "like"})
         name = family if family in tables else "zen" if family.startswith("znver") else "any"
         why = f"the table of {family}" if name == family else f"the table {name!r}, for {family} has none of its own"
         return _parsed(_with_bases(tables, name), why)
 
     @classmethod
     def read(cls, path: Path) -> Parameters:
-        """The settings of a file, every one of them in it.
+        """The settings of a file; those that it has not are this CPU family's.
 
         Raises
         ------
         OSError
             If it cannot be read.
         ValueError
-            If a setting is missing, unknown, or has a value that it cannot have.
+            If a setting is unknown, or has a value that it cannot have.
         """
-        return _parsed(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_groups(tables)
+        shipped = cls.of_family(cpu_family())
+        whole = {group: vars(getattr(shipped, group)) | tables.get(group, {}) for group in cls.GROUPS}
+        return _parsed(whole, str(path))
 
     @staticmethod
     def tuned_path() -> Path:
-        """The file of the settings that were tuned on this make of CPU, in the user's cache."""
+        """The file of what was tuned on computers with this CPU and as many of them, in the user's cache."""
         name = re.sub(r"\W+", "-", f"{cpu_family()} {cpu_name()} {os.cpu_count()}").strip("-").lower()
         return user_folder() / f"{name}.toml"
 
@@ -235,7 +243,7 @@ class Parameters:
     def text(self, base: Parameters | None = None) -> str:
         """The settings as tables in TOML; with a base, those that differ from it."""
         lines = list[str]()
-        for group in _GROUPS:
+        for group in self.GROUPS:
             names = [known.name for known in fields(getattr(self, group))]
             if base is not None:
                 names = [name for name in names if self.at(group, name) != base.at(group, name)]
@@ -255,7 +263,13 @@ _GROUPS: Mapping[str, type] = {
 @public
 @functools.cache
 def parameters() -> Parameters:
-    """The settings of this process: those tuned on this computer, else those of its family.
+    """The settings of this process: those of the file that `Parameters.VARIABLE` names, of `Parameters.tuned_path`,
+    or of this CPU's family.
+
+    Raises
+    ------
+    OSError, ValueError
+        As `Parameters.read`, for the file that the variable names.
 
     Examples
     --------
@@ -265,16 +279,17 @@ def parameters() -> Parameters:
     given = os.environ.get(Parameters.VARIABLE)
     if given:
         return replace(Parameters.read(Path(given)), why=f"{Parameters.VARIABLE}={given}")
-    tuned = Parameters.tuned_path()
-    if tuned.exists():
-        try:
-            return replace(Parameters.read(tuned), why=f"tuned on this computer, {tuned}")
-        except (OSError, ValueError) as error:
-            warnings.warn(
-                f"the settings in {tuned} are not used: {error} Delete the file, or tune again.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    try:
+        tuned = Parameters.tuned_path()
+        return replace(Parameters.read(tuned), why=f"tuned on this computer, {tuned}")
+    except ValueError as error:
+        warnings.warn(
+            f"what was tuned on this computer is not used: {error} Delete {tuned}, or tune again.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    except (OSError, RuntimeError):  # no such file, or no home
+        pass
     return Parameters.of_family(cpu_family())
 
 
@@ -287,10 +302,14 @@ def _with_bases(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     return whole
 
 
+def _check_groups(tables: Mapping[str, Any]) -> None:
+    """Raise ValueError if a table is none of the groups."""
+    for name, table in tables.items():
+        if name not in _GROUPS or not isinstance(table, dict):
+            raise ValueError(f"{name} is no table of settings; give those of {', '.join(_GROUPS)}.")
+
+
 def _parsed(tables: Mapping[str, Any], why: str) -> Parameters:
-    unknown = sorted(set(tables) - set(_GROUPS))
-    if unknown:
-        raise ValueError(f"there is no group {unknown[0]!r} of settings; known are {', '.join(_GROUPS)}.")
     groups = {name: _group(name, kind, tables.get(name, {})) for name, kind in _GROUPS.items()}
     return Parameters(**groups, why=why)
 
@@ -312,7 +331,7 @@ def _value(name: str, known: Field[Any], table: Mapping[str, Any]) -> Any:
     made = ByLanes(**given) if isinstance(given, dict) and set(given) == {"avx512", "avx2"} else given
     if type(made) is not type(values[0]) or made not in values:
         raise ValueError(f"{name} is {given!r}; give it one of {permitted}.")
-    return made
+    return values[values.index(made)]
 
 
 def _toml(value: Any) -> str:

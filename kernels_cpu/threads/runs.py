@@ -11,7 +11,7 @@ from ..codegen.compiled import compiled
 from ..machine.parameters import parameters
 
 RUN = parameters().attention.run
-_LEAST_RUN = parameters().attention.least_run
+_LEAST_RUN = min(RUN, parameters().attention.least_run)
 
 
 @compiled()

@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numba
 import pytest
 from numba.core import caching, config
 
@@ -72,17 +72,21 @@ def test_other_sources_are_compiled_beside_what_is_kept(call, monkeypatch: pytes
     assert call() == (0, [])
 
 
-def test_what_has_not_been_added_to_for_a_month_goes_when_other_sources_come(
-    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call()
-    (old,) = (tmp_path / "cache").glob("kernels_here-*")
-    month = 31 * 86400
-    for age, digest in ((1, "1" * 64), (month, "2" * 64)):
-        os.utime(old, (time.time() - age, time.time() - age))
-        monkeypatch.setattr(module, "digest_of", lambda modules, digest=digest: digest)
-        call()
-        assert old.exists() == (age < month)
+def test_of_code_of_other_sources_the_latest_is_kept(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folders() -> set[str]:
+        return {each.name.rpartition("-")[2] for each in (tmp_path / "cache").glob("kernels_here-*")}
+
+    def compiled(number: int) -> int:
+        monkeypatch.setattr(module, "digest_of", lambda modules: str(number) * 64)
+        return call()[0]
+
+    for number in range(module._KEPT):
+        assert compiled(number) == 1
+        (folder,) = (tmp_path / "cache").glob(f"kernels_here-{number}*")
+        os.utime(folder, (number, number))
+    assert compiled(0) == 0  # which makes it the latest
+    assert compiled(8) == compiled(9) == 1
+    assert folders() == {str(number) * 16 for number in (0, 3, 4, 5, 6, 7, 8, 9)}
 
 
 FILES = [file for file in sources.PACKAGE.glob("*/*.py") if file.stem != "__init__"]
@@ -109,10 +113,10 @@ def test_code_depends_on_what_its_module_imports_and_on_the_settings(
     monkeypatch.setattr(sources, "PACKAGE", package)
 
     def digests() -> tuple[str, str, str]:
-        for cached in (sources._read, sources._needed, sources._imports):
+        for cached in (sources.digest_of, sources._read, sources._needed, sources._imports):
             cached.cache_clear()
         names = ("kernels_cpu.attention.tasks", "kernels_cpu.rows.rope", "another.module")
-        attention, rope, other = (sources.digest_of([name]) for name in names)
+        attention, rope, other = (sources.digest_of(frozenset({name})) for name in names)
         return attention, rope, other
 
     def changed_by(edited: str) -> list[bool]:
@@ -126,8 +130,10 @@ def test_code_depends_on_what_its_module_imports_and_on_the_settings(
     assert changed_by("codegen/vector_ir.py") == [True, True, True]
     assert changed_by("experts/nodes.py") == [False, False, True]
     before = digests()
-    other = parameters().having("attention", "run", 512)
+    other = parameters().having("attention", "level", 1)
     monkeypatch.setattr("kernels_cpu.machine.parameters.parameters", lambda: other)
+    assert [old != new for old, new in zip(before, digests(), strict=True)] == [True, False, True]
+    monkeypatch.setattr(numba, "__version__", "0.0")
     assert all(old != new for old, new in zip(before, digests(), strict=True))
     monkeypatch.undo()
     digests()

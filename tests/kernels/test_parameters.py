@@ -34,6 +34,16 @@ def test_every_family_has_settings_that_may_be(family: str, tmp_path: Path) -> N
     assert found.text(found) == ""
 
 
+def test_a_file_has_what_differs_from_the_family_of_this_cpu(tmp_path: Path) -> None:
+    shipped = Parameters.of_family(cpu_family())
+    changed = shipped.having("attention", "level", 1).having("rows", "thread_numbers", 65536)
+    file = tmp_path / "some.toml"
+    file.write_text(changed.text(shipped))
+    assert Parameters.read(file) == changed
+    file.write_text("")
+    assert Parameters.read(file) == shipped
+
+
 def test_a_family_without_a_table_takes_that_of_its_make() -> None:
     assert Parameters.of_family("znver99") == Parameters.of_family("znver4")
     assert "'zen', for znver99 has none" in Parameters.of_family("znver99").why
@@ -44,7 +54,7 @@ def test_a_family_without_a_table_takes_that_of_its_make() -> None:
 def test_each_setting_may_have_several_values_and_has_one_of_them() -> None:
     for family in FAMILIES:
         found = Parameters.of_family(family)
-        for group in ("attention", "experts", "few_rows", "rows"):
+        for group in Parameters.GROUPS:
             for lanes in (8, 16):
                 for setting, values in found.values(group, lanes).items():
                     assert found.at(group, setting) in values
@@ -64,10 +74,11 @@ def test_a_change_is_of_one_setting_on_this_code_path() -> None:
     ("old", "new", "told"),
     [
         ("streams = 1\n", "streams = 3\n", "attention.streams is 3; give it one of 1, 2, 4, 8"),
-        ("level = 2\n", "", "attention.level is missing; give it one of 1, 2"),
         ("level = 2\n", "level = true\n", "attention.level is True"),
         ("level = 2\n", "level = 2\nlevels = 2\n", "there is no setting attention.levels"),
-        ("[rows]", "[columns]", "there is no group 'columns'"),
+        ("[rows]", "[columns]", "columns is no table of settings"),
+        ("[rows]\n", "[[rows]]\n", "rows is no table of settings"),
+        ("sums = { avx512 = 16, avx2 = 8 }", "sums = { avx512 = 16, avx2 = 8, avx = 4 }", "attention.sums is"),
         ("bf16_products = true", "bf16_products = 1", "experts.bf16_products is 1; give it one of false, true"),
         ("{ avx512 = 16, avx2 = 8 }", "{ avx512 = 16 }", "attention.sums is"),
     ],
@@ -118,7 +129,7 @@ def told_by(env: dict[str, str], code: str = EVERY_KERNEL) -> str:
 @pytest.mark.parametrize("last", [False, True], ids=["least", "most"])
 def test_results_are_right_with_settings_far_from_the_shipped_ones(last: bool, tmp_path: Path) -> None:
     found = Parameters.of_family(cpu_family())
-    for group in ("attention", "experts", "few_rows", "rows"):
+    for group in Parameters.GROUPS:
         for setting, values in found.values(group, features().lanes or 8).items():
             found = found.having(group, setting, values[-1 if last else 0])
     file = tmp_path / "far.toml"
@@ -142,8 +153,13 @@ def test_what_was_tuned_on_this_computer_is_taken_and_what_is_damaged_is_not(
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     assert told_by(env, SETTINGS) == f"tuned on this computer, {file} 512"
     file.write_text("[attention]\nrun = 7\n")
-    assert "are not used: " in told_by(env, SETTINGS)
+    assert "is not used: attention.run is 7; give it one of 512, " in told_by(env, SETTINGS)
     assert told_by(env, f"import warnings; warnings.simplefilter('ignore'); {SETTINGS}") == f"{shipped.why} 2048"
+
+
+def test_without_a_home_the_shipped_settings_are_taken() -> None:
+    code = f"import os; os.environ.pop('XDG_CACHE_HOME', None); os.environ['HOME'] = '/proc/1/fd'; {SETTINGS}"
+    assert told_by({}, code) == f"{Parameters.of_family(cpu_family()).why} 2048"
 
 
 def test_features_tell_which_settings_are_taken() -> None:

@@ -135,7 +135,7 @@ def fused_moe(
     no biases where it is faster, and else by torch. All of them are deterministic.
 
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
-    with more than 4 tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
+    with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
     With INT8 and INT4 they are rounded to multiples of each group's largest magnitude over 127.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Calls that a search times: kernels of one group on data that no cache holds."""
+"""Calls that a search times, of the kernels of one group; large operands are read from memory, as in a model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ Call = Callable[[], object]
 _SEQUENCES = 24
 _MODEL = 2048
 _INNER = 4096
-"""Model and expert dim of the experts, whose 25 to 100 MB are read by turns."""
-_TOKENS = (1, 16)
+"""Model and expert dim of the two experts, which are read by turns."""
+_TOKENS = (1, 3, 6, 16, 128)
+_SMALL = 256
+"""Model and expert dim of experts that one thread computes about as fast as several."""
 _ERROR = 0.03
 """Most relative error of results; settings change the order of sums only."""
 
 
 def calls_of(group: str) -> Mapping[str, Call]:
-    """The calls of a group of kernels, by name; each is checked and compiled.
+    """The calls of a group of kernels, by name; each is compiled, and results of attention and experts are checked.
 
     Raises
     ------
@@ -86,17 +88,19 @@ def _experts() -> dict[str, Call]:
         for tokens in _TOKENS:
             turns = _Turns(packed, tokens)
             turns.check(f"experts in {format.name}")
-            for threads in _threads():
+            for threads in _threads() if tokens < max(_TOKENS) else _threads()[-1:]:
                 calls[_named(f"experts in {format.name}, {tokens} tokens", threads)] = _with(turns, threads)
+    few = Layer(random_pool(6 * _SMALL * _SMALL), model=_SMALL, inner=_SMALL)
+    calls["small experts, 1 token"] = _with(_Turns(few.packed, 1, model=_SMALL), usable_cores())
     return calls
 
 
 class _Turns:
     """Some tokens of one expert and then of the other, so that neither stays in a cache."""
 
-    def __init__(self, experts: PackedExperts, tokens: int) -> None:
+    def __init__(self, experts: PackedExperts, tokens: int, *, model: int = _MODEL) -> None:
         self._experts = experts
-        self._h = np.random.default_rng(0).standard_normal((tokens, _MODEL), dtype=np.float32)
+        self._h = np.random.default_rng(0).standard_normal((tokens, model), dtype=np.float32)
         self._ids = np.zeros((tokens, 1), np.int64)
         self._weights = np.ones((tokens, 1), np.float32)
 
@@ -105,16 +109,20 @@ class _Turns:
         return fused_moe(self._h, self._experts, self._ids, self._weights, threads=threads)
 
     def check(self, name: str) -> None:
-        """Raise ArithmeticError if the first token's result is wrong."""
-        found = np.asarray(self(usable_cores()))[:1]
-        _check(name, found, fused_moe_reference(self._h[:1], self._experts, self._ids[:1], self._weights[:1]))
+        """Raise ArithmeticError if the last token's result is wrong."""
+        found = np.asarray(self(usable_cores()))[-1:]
+        _check(name, found, fused_moe_reference(self._h[-1:], self._experts, self._ids[-1:], self._weights[-1:]))
 
 
 def _few_rows() -> dict[str, Call]:
     some = random_pool(8 * _MODEL * _MODEL).reshape(2, 4 * _MODEL, _MODEL)
     stages = [FewLinear(matrix) for matrix in some]
     x = some[0, :1]
-    calls: dict[str, Call] = {"matrices, 1 row": lambda: [stage(x) for stage in stages]}
+
+    def multiply(threads: int) -> object:
+        return [stage(x, threads=threads) for stage in stages]
+
+    calls = {_named("matrices, 1 row", threads): _with(multiply, threads) for threads in _threads()}
     for tokens in (64, 256, 512):
         calls[f"one sequence of {tokens} tokens, 1 row"] = _Few(tokens)
     return calls

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.bench.tuning.timing import Timing
+from workbench.bench.tuning.timing import Timing, TimingError
 from workbench.hardware import usable_cores
 from workbench.kernels import Parameters, features
 
@@ -22,12 +22,21 @@ ROUNDS = 7
 _LEAST = 0.01
 """Gains below this are not kept."""
 _WORST = 1.03
-"""A value with which a call takes longer than this by the best is not kept."""
-_GROUPS = ("attention", "experts", "few_rows", "rows")
+"""No call may take longer, relative to the settings at the start and to the best so far."""
 
 
 class Ratio(NamedTuple):
-    """Time by one settings over that by others: the mean over all calls, its error, and that of the slowest call."""
+    """Times with some settings relative to those with others.
+
+    Attributes
+    ----------
+    mean : float
+        Geometric mean over all calls.
+    error : float
+        Standard error of the mean, relative.
+    worst : float
+        The ratio of the call whose ratio is largest.
+    """
 
     mean: float
     error: float
@@ -35,7 +44,7 @@ class Ratio(NamedTuple):
 
     @property
     def wins(self) -> bool:
-        """True if it is faster by more than the noise, and no call is slower."""
+        """True if it is faster by more than the noise, and no call is slower by more than a few percent."""
         return self.mean < 1 - max(_LEAST, 3 * self.error) and self.worst <= _WORST
 
 
@@ -50,11 +59,14 @@ class Found:
         Speed relative to what was before, of each setting that was changed.
     untried : list of str
         Settings for which no time was left.
+    ended : str
+        The reason if the search was stopped.
     """
 
     settings: Parameters
     gains: dict[str, float] = field(default_factory=dict)
     untried: list[str] = field(default_factory=list)
+    ended: str = ""
 
 
 def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[str], None]) -> Found:
@@ -73,22 +85,28 @@ def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[st
     Returns
     -------
     Found
-        On Ctrl-C what was found so far.
+        On Ctrl-C, and if a process cannot go on, what was found so far.
     """
     found = Found(start)
     end = time.monotonic() + seconds
     try:
-        for group in _GROUPS:
+        for group in Parameters.GROUPS:
             _search_group(group, found, folder, end, say)
     except KeyboardInterrupt:
-        found.untried.append("what came after the interrupt")
+        found.ended = "it was interrupted"
+    except TimingError as error:
+        found.ended = str(error)
     return found
 
 
 def _search_group(group: str, found: Found, folder: Path, end: float, say: Callable[[str], None]) -> None:
+    names = found.settings.values(group, features().lanes)
+    if time.monotonic() > end:
+        found.untried += [f"{group}.{setting}" for setting in names]
+        return
     with ExitStack() as stack:
-        best = timing_of(group, found.settings, folder, stack)
-        for setting, values in found.settings.values(group, features().lanes).items():
+        first = best = timing_of(group, found.settings, folder, stack)
+        for setting, values in names.items():
             if time.monotonic() > end:
                 found.untried.append(f"{group}.{setting}")
                 continue
@@ -102,15 +120,16 @@ def _search_group(group: str, found: Found, folder: Path, end: float, say: Calla
             if winner is None:
                 say(f"{group}.{setting}: {now} stays")
                 continue
-            ratio = ratios(best, [winner])[0]
-            if not ratio.wins:
+            gain = ratios(best, [winner])[0]
+            if not gain.wins or ratios(first, [winner])[0].worst > _WORST:
                 winner.end()
-                say(f"{group}.{setting}: {now} stays; a second look showed no gain beyond the noise")
+                say(f"{group}.{setting}: {now} stays; a second look showed no gain beyond the noise, or a slower call")
                 continue
-            say(f"{group}.{setting}: {now} -> {winner.settings.at(group, setting)}, {1 / ratio.mean:.3f} times as fast")
-            found.gains[f"{group}.{setting}"] = 1 / ratio.mean
+            say(f"{group}.{setting}: {now} -> {winner.settings.at(group, setting)}, {1 / gain.mean:.3f} times as fast")
+            found.gains[f"{group}.{setting}"] = 1 / gain.mean
             found.settings = winner.settings
-            best.end()
+            if best is not first:
+                best.end()
             best = winner
 
 
@@ -135,14 +154,14 @@ def _compiled(
         try:
             timing.compile()
             found.append(timing)
-        except ArithmeticError as error:
-            say(f"left out, because its results are wrong: {error}")
+        except TimingError as error:
+            say(f"left out: {error}")
     return found
 
 
 def _winner(best: Timing, tried: Sequence[Timing]) -> Timing | None:
     """The fastest of those that win against the best so far; None if there is none."""
-    seen = list(zip(tried, ratios(best, tried), strict=True))
+    seen = list(zip(tried, ratios(best, tried), strict=True)) if tried else []
     winners = [(timing, ratio) for timing, ratio in seen if ratio.wins]
     return min(winners, key=lambda each: each[1].mean)[0] if winners else None
 

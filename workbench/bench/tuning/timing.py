@@ -7,14 +7,23 @@ long that call took. Settings are compiled into the kernels, so that others need
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from workbench.core.errors import WorkbenchError
 from workbench.kernels import Parameters
+
+_LEAST = 2e-3
+"""Time that a call is repeated for: a shorter one would be timed with what the processes before left in the caches."""
+
+
+class TimingError(WorkbenchError):
+    """A process that times kernels ended, or its results are wrong."""
 
 
 class Timing:
@@ -39,45 +48,62 @@ class Timing:
             "NUMBA_CACHE_DIR": str(folder),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        command = [sys.executable, "-m", "workbench.bench.tuning.timing", group]
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "workbench.bench.tuning.timing", group],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the search alone
+        )
 
     def compile(self) -> list[str]:
         """Wait until all calls are compiled; returns their names.
 
         Raises
         ------
-        ArithmeticError
-            If a result is wrong with these settings.
+        TimingError
+            If a result is wrong with these settings, or the process ended.
         """
         if self._names is None:
             told = self._answer()
             if "wrong" in told:
-                raise ArithmeticError(told["wrong"])
+                raise TimingError(told["wrong"])
             self._names = told["calls"]
         return self._names
 
     def seconds(self, call: str) -> float:
-        """Time one call [s]."""
+        """Time one call [s].
+
+        Raises
+        ------
+        TimingError
+            If the process ended.
+        """
         stdin: Any = self._process.stdin
-        stdin.write(call + "\n")
-        stdin.flush()
+        try:
+            stdin.write(call + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
         return float(self._answer()["seconds"])
 
     def end(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
-        stdout: IO[str] | Any = self._process.stdout
+        stdout: Any = self._process.stdout
         line = stdout.readline()
         if not line:
-            raise RuntimeError(
-                f"the process that times {self._group} ended with {self._process.wait()}; what it said stands above."
-            )
+            raise self._ended()
         told: dict[str, Any] = json.loads(line)
         return told
+
+    def _ended(self) -> TimingError:
+        code = self._process.wait()
+        return TimingError(f"a process that timed {self._group} ended with {code}; what it said stands above.")
 
 
 def _serve(group: str) -> None:
@@ -91,12 +117,21 @@ def _serve(group: str) -> None:
     except ArithmeticError as error:
         say(wrong=str(error))
         return
+    repeats = {name: max(1, math.ceil(_LEAST / _seconds(call, 1))) for name, call in calls.items()}
     say(calls=list(calls))
     for line in sys.stdin:
-        call = calls[line.rstrip("\n")]
-        begin = time.perf_counter()
+        name = line.rstrip("\n")
+        if repeats[name] > 1:
+            calls[name]()
+        say(seconds=_seconds(calls[name], repeats[name]))
+
+
+def _seconds(call: Any, repeats: int) -> float:
+    """Mean time of a call [s]."""
+    begin = time.perf_counter()
+    for _ in range(repeats):
         call()
-        say(seconds=time.perf_counter() - begin)
+    return (time.perf_counter() - begin) / repeats
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,14 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from workbench.bench import record
-from workbench.bench.tuning.search import Found, ratios, search, timing_of
+from workbench.bench.tuning.search import ratios, search, timing_of
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import OTHERS, listening
 from workbench.kernels import Parameters, cpu_family, features, parameters
 
 BACK = 0.97
 """Target: least speed with the settings that were found again, relative to the shipped ones."""
-_SEARCHED = ("attention", "experts", "few_rows", "rows")
 
 
 def tune_cpu(*, seconds: float = 600, out: Path | None = None, say: Callable[[str], None] = record.say) -> Parameters:
@@ -27,36 +27,70 @@ def tune_cpu(*, seconds: float = 600, out: Path | None = None, say: Callable[[st
     seconds : float
         Time for the search, about [s].
     out : Path, optional
-        File to write all settings to; by default the one in the user's cache, from which the kernels take them.
+        File for the settings that differ from the family's; by default the one in the user's cache, from which the
+        kernels take them.
     say : callable
         Receives each line.
 
     Raises
     ------
     WorkbenchError
-        If this CPU takes the portable path, on which no setting has an effect.
+        If this CPU takes the portable path, on which no setting has an effect, or the file cannot be written.
     """
     if not features().lanes:
         raise WorkbenchError(f"nothing can be tuned on the portable path ({features().reason}).")
     say(f"{cpu_family()}, {features()}")
-    shipped = Parameters.of_family(cpu_family())
-    with TemporaryDirectory() as folder, listening() as noise:
+    path = _writable(out or Parameters.tuned_path())
+    with TemporaryDirectory() as folder, listening(also=_children) as noise:
         found = search(parameters(), Path(folder), seconds=seconds, say=say)
     if not noise.quiet:
         say(f"other programs took {noise.others:.0%} of the cores, more than {OTHERS:.0%}: tune again when they rest")
-    _report(found, shipped, say)
-    path = out or Parameters.tuned_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(found.settings.text(), encoding="utf-8")
-    say(f"written to {path}")
+    if found.ended:
+        say(f"the search ended early: {found.ended}")
+    if found.untried:
+        say(f"no time was left for {', '.join(found.untried)}")
+    _keep(found.settings, path, say)
     return found.settings
 
 
-def _report(found: Found, shipped: Parameters, say: Callable[[str], None]) -> None:
-    if found.untried:
-        say(f"no time was left for {', '.join(found.untried)}")
-    changes = found.settings.text(shipped)
-    say(f"settings that differ from the table of the family:\n\n{changes}" if changes else "the shipped table stays")
+def _writable(path: Path) -> Path:
+    """The path, if a file can be written there.
+
+    Raises
+    ------
+    WorkbenchError
+        If not.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _beside(path).touch()
+        _beside(path).unlink()
+    except OSError as error:
+        raise WorkbenchError(f"{path} cannot be written ({error.strerror}); give another file with --out.") from None
+    return path
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}")
+
+
+def _keep(settings: Parameters, path: Path, say: Callable[[str], None]) -> None:
+    """Write the settings that differ from those of the family; without any, remove the file."""
+    changes = settings.text(Parameters.of_family(cpu_family()))
+    if not changes:
+        path.unlink(missing_ok=True)
+        say("the table of the family stays")
+        return
+    _beside(path).write_text(changes, encoding="utf-8")
+    _beside(path).replace(path)
+    say(f"settings that differ from the table of the family, written to {path}:\n\n{changes}")
+    say("measured rates of this computer may have changed; Machine.local(refresh=True) measures them anew")
+
+
+def _children() -> float:
+    """Core-seconds of the processes that this one began and that have ended."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def bench_tuning(
@@ -77,7 +111,12 @@ def bench_tuning(
     Returns
     -------
     list of float
-        Speed with the settings that were found relative to the shipped ones, of each try.
+        Speed with the settings that were found relative to the shipped ones, of each try: that of the slowest group.
+
+    Raises
+    ------
+    WorkbenchError
+        If a search was stopped.
     """
     shipped = Parameters.of_family(cpu_family())
     speeds = list[float]()
@@ -86,6 +125,8 @@ def bench_tuning(
         with TemporaryDirectory() as name:
             folder = Path(name)
             found = search(spoilt, folder, seconds=seconds, say=say)
+            if found.ended:
+                raise WorkbenchError(f"the search ended early: {found.ended}")
             before = _relative(spoilt, shipped, folder)
             after = _relative(found.settings, shipped, folder)
         speeds.append(min(after.values()))
@@ -100,7 +141,7 @@ def spoilt_settings(shipped: Parameters, seed: int) -> Parameters:
     """Settings that were drawn at random, each one other than the shipped one if it may have another value."""
     drawn = random.Random(seed)
     found = shipped
-    for group in _SEARCHED:
+    for group in Parameters.GROUPS:
         for setting, values in shipped.values(group, features().lanes).items():
             others = [value for value in values if value != shipped.at(group, setting)]
             found = found.having(group, setting, drawn.choice(others))
@@ -110,7 +151,7 @@ def spoilt_settings(shipped: Parameters, seed: int) -> Parameters:
 def _relative(settings: Parameters, shipped: Parameters, folder: Path) -> dict[str, float]:
     """Speed with settings relative to the shipped ones, by group."""
     found = dict[str, float]()
-    for group in _SEARCHED:
+    for group in Parameters.GROUPS:
         with ExitStack() as stack:
             base, other = (timing_of(group, each, folder, stack) for each in (shipped, settings))
             found[group] = 1 / ratios(base, [other])[0].mean
