@@ -77,10 +77,10 @@ def fused_moe(
     are read in place.
 
     With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
-    BF16 experts with more than a few tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8 and
-    INT4 weights they are rounded to multiples of each group's largest magnitude over 127. There matrix registers, which
-    serve experts with more than a few tokens and groups of a multiple of 32 columns, give the same bits as vectors
-    (KTransformers' high and low intensity kernels, section 3.1).
+    BF16 experts with more than a few tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8
+    and INT4 weights they are rounded to multiples of each group's largest magnitude over 127. There matrix registers,
+    which serve experts with more than a few tokens and groups of a multiple of 32 columns, give the same bits as
+    vectors (KTransformers' high and low intensity kernels, section 3.1).
 
     Parameters
     ----------
