@@ -55,6 +55,7 @@ def on_processes_at_once() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever began the tests ignores it
     if sys.argv[2] == "processes":
         on_processes_at_once()
     else:

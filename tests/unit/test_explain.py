@@ -98,7 +98,7 @@ def test_small_shares_keep_their_digits_and_large_numbers_are_whole():
     least = replace(SIMULATED, source=Source.BOUND, seconds=1.0, iterations=1, limits={"h2d link": 1.0})
     played = replace(SIMULATED, seconds=300.0, iterations=1150, busy={"h2d": 270.0})
     (sentence,) = explain([least, played])
-    assert ", 0.33 %): the link spends 90 % of 300 s on " in sentence
+    assert ", 0.33 % of the bound's 1): the link spends 90 % of 300 s on " in sentence
     assert "(1,150 iterations, where 1 would do)" in sentence
     assert "fuller batches about 270 times" in sentence
 
