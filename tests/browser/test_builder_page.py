@@ -388,6 +388,7 @@ def test_two_views_of_one_builder_follow_each_other_and_part(opened):
     builder.page.evaluate("close_view(); window.close_view = show(); 0")
     builder.page.evaluate("window.close_second = show(); 0")
     cards = builder.page.locator("[data-card=experts]")
+    cards.nth(1).wait_for()
     assert cards.count() == 2
     cards.first.focus()
     builder.press("ArrowDown")
