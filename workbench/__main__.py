@@ -110,11 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     cpu.add_argument("--picture", type=_picture, help="file to draw the roofline into: .png, .svg or .pdf")
     cpu.add_argument("--json", type=_file, help="file to write the record to")
     cpu.set_defaults(command=_bench_cpu)
-    again = benches.add_parser("tuning", help="settings of the CPU kernels, spoilt and found again")
-    again.add_argument("--tries", type=_count, default=3, help="spoilt tables (default: 3)")
-    again.add_argument("--seed", type=_seed, default=0)
-    again.add_argument("--seconds", type=_seconds, default=600, help="for each search, about (default: 600)")
-    again.set_defaults(command=_bench_tuning)
+    tuning = benches.add_parser("tuning", help="settings of the CPU kernels, spoilt and found again")
+    tuning.add_argument("--tries", type=_count, default=3, help="spoilt tables (default: 3)")
+    tuning.add_argument("--seed", type=_seed, default=0)
+    tuning.add_argument("--seconds", type=_seconds, default=600, help="for each search, about (default: 600)")
+    tuning.set_defaults(command=_bench_tuning)
     experts = benches.add_parser("experts", help="routed experts on the CPU by tokens per expert: formats and torch")
     experts.add_argument("--seconds", type=_seconds, default=60, help="how long to repeat, default: 60")
     experts.add_argument("--json", type=_file, help="file to write the record to")
@@ -484,7 +484,6 @@ def _tune(options: argparse.Namespace) -> None:
 
         if options.dry_run or options.weights:
             raise ScenarioError("--dry-run and --weights are for the GPU's tiles; leave them out with --cpu.")
-
         tune_cpu(seconds=options.seconds, out=options.out)
         return
     from workbench.bench.gpu.moe_tiles import tune

@@ -141,7 +141,7 @@ def in_streams(rows: Any, count: int, ordered: Any) -> None:
 
 def _lines(size: int, ahead: int) -> range:
     """Offsets in a row of `size` bytes whose cache lines are prefetched; rows need not be aligned to lines."""
-    return range(0, size if ahead else 0, max(1, ahead) * LINE)
+    return range(0, size, ahead * LINE) if ahead else range(0)
 
 
 def _memory_bound(group: int, width: int, stored: Storage, ahead: int) -> bool:

@@ -150,6 +150,14 @@ class RowsParameters:
     thread_numbers: int = field(metadata=_either(32 << 10, 64 << 10, 128 << 10, 256 << 10))
 
 
+_GROUPS: Mapping[str, type] = {
+    "attention": AttentionParameters,
+    "experts": ExpertParameters,
+    "few_rows": FewRowsParameters,
+    "rows": RowsParameters,
+}
+
+
 @public
 @dataclass(frozen=True)
 class Parameters:
@@ -167,7 +175,7 @@ class Parameters:
 
     VARIABLE: ClassVar[str] = "KERNELS_CPU_PARAMETERS"
     """Environment variable: a file whose settings a process takes instead of the computer's."""
-    GROUPS: ClassVar[tuple[str, ...]] = ("attention", "experts", "few_rows", "rows")
+    GROUPS: ClassVar[tuple[str, ...]] = tuple(_GROUPS)
     """Names of the tables."""
 
     attention: AttentionParameters
@@ -250,14 +258,6 @@ class Parameters:
             if names:
                 lines += [f"[{group}]", *(f"{name} = {_toml(self.at(group, name))}" for name in names), ""]
         return "\n".join(lines)
-
-
-_GROUPS: Mapping[str, type] = {
-    "attention": AttentionParameters,
-    "experts": ExpertParameters,
-    "few_rows": FewRowsParameters,
-    "rows": RowsParameters,
-}
 
 
 @public

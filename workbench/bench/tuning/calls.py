@@ -34,7 +34,7 @@ _TOKENS = (1, 3, 6, 16, 128)
 _SMALL = 256
 """Model and expert dim of experts that one thread computes about as fast as several."""
 _ERROR = 0.03
-"""Most relative error of results; settings change the order of sums only."""
+"""Most relative error of results, of which activations that are rounded to bytes take the most."""
 
 
 def calls_of(group: str) -> Mapping[str, Call]:

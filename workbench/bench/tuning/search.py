@@ -22,7 +22,7 @@ ROUNDS = 7
 _LEAST = 0.01
 """Gains below this are not kept."""
 _WORST = 1.03
-"""No call may take longer, relative to the settings at the start and to the best so far."""
+"""Most time that a call may take, relative to the settings at the start and to the best so far."""
 
 
 class Ratio(NamedTuple):
