@@ -6,9 +6,9 @@ import gzip
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 ITERATION = "iteration"
 """`Span.after` of a task that waited for the iteration before its own."""
@@ -49,12 +49,38 @@ def code_of(name: str) -> str:
     return name[:end]
 
 
-@dataclass
 class Timeline:
     """Spans in the order in which they were recorded, and the meaning of the codes with which their names begin."""
 
-    spans: list[Span] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)
+    def __init__(self, spans: list[Span] | None = None, labels: dict[str, str] | None = None) -> None:
+        self._spans = [] if spans is None else spans
+        self._later = list[Iterable[Span]]()
+        self._lock = Lock()
+        self.labels = {} if labels is None else labels
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timeline) and self.spans == other.spans and self.labels == other.labels
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Timeline(spans={self.spans!r}, labels={self.labels!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.spans, self.labels)
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans; those that were added by `extend_later` are made now."""
+        with self._lock:
+            for spans in self._later:
+                self._spans.extend(spans)
+            self._later.clear()
+        return self._spans
+
+    def extend_later(self, spans: Iterable[Span]) -> None:
+        """Add spans that are made when somebody asks for them; of many simulations nobody does."""
+        self._later.append(spans)
 
     def __len__(self) -> int:
         return len(self.spans)

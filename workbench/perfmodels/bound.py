@@ -28,6 +28,7 @@ ARRIVAL = "the last arrival"
 """Name of the limit that the last arrival sets."""
 _TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Amounts of recomputation that are tried first, as shares of the most."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _BOUNDS = 16
 """Limits that are kept for other schedules of the same scenario."""
 _WORKLOADS = 4
@@ -235,7 +236,7 @@ def _least_limits(
 
 
 def _least(value: Callable[[float], float], first: float, most: float) -> float:
-    """Least value of a unimodal function from 0, where it is `first`, to `most`.
+    """Least value of a unimodal function from 0, where it is `first`, to `most`, by golden-section search.
 
     Recomputation seldom gains anything, so a search begins only if an amount of it does that `_TRIED` holds.
     """
@@ -243,10 +244,19 @@ def _least(value: Callable[[float], float], first: float, most: float) -> float:
         return first
     low = 0.0
     high = most
+    left = high - _GOLDEN * (high - low)
+    right = low + _GOLDEN * (high - low)
+    of_left = value(left)
+    of_right = value(right)
     while high - low > 1e-6 * most:
-        third = (high - low) / 3
-        if value(low + third) < value(high - third):
-            high -= third
+        if of_left < of_right:
+            high = right
+            right, of_right = left, of_left
+            left = high - _GOLDEN * (high - low)
+            of_left = value(left)
         else:
-            low += third
-    return value(low)
+            low = left
+            left, of_left = right, of_right
+            right = low + _GOLDEN * (high - low)
+            of_right = value(right)
+    return min(of_left, of_right)

@@ -272,13 +272,13 @@ class IterationClock(_Clock):
         super().__init__(prepared, Timeline(), until)
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
+        self.timeline.extend_later((Span("step", plan_label(plan), self.now, self.now + seconds, number),))
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
         labels = map(_label, stretch.prefill.tolist(), stretch.decode.tolist())
         times = (stretch.begin.tolist(), stretch.end.tolist())
         columns = (repeat("step"), labels, *times, count(first), repeat(math.nan), repeat(""))
-        self.timeline.spans.extend(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
+        self.timeline.extend_later(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
 
 
 def plan_label(plan: Plan) -> str:

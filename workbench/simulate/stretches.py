@@ -141,9 +141,10 @@ class Stretches:
         """The state of a queue after a stretch."""
         waiting = (counts[fields.FRONT] + np.arange(counts[fields.PREEMPTED])) % len(preempted)
         first = int(counts[fields.FIRST_NEW])
+        base = int(counts[fields.BASE])
         return Standing(
             columns=state.columns,
-            running=running[: int(counts[fields.RUNNING])],
+            running=running[base : base + int(counts[fields.RUNNING])],
             preempted=preempted[waiting],
             new=state.new[first : first + int(counts[fields.NEW])],
             decoded=int(counts[fields.DECODED]),

@@ -70,15 +70,20 @@ def record(function: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[
     return Tape(count, tuple(writer.constants), steps, tuple(map(place, marks)))
 
 
+_Step = tuple[int, tuple[int, int], tuple[int, int], int]
+"""A step with marks in place of places."""
+
+
 class _Writer:
     """The steps of a tape while it is recorded; numbers have marks: input, constant or result, and which."""
 
     def __init__(self) -> None:
         self.constants = list[float]()
         self._known = dict[str, int]()
-        self.steps = list[tuple[int, tuple[int, int], tuple[int, int], int]]()
+        self.steps = list[_Step]()
         self._entries = 0
-        self._results = 0
+        self._made = dict[_Step, tuple[int, int]]()
+        self._checked = set[_Step]()
 
     def entry(self) -> tuple[int, int]:
         """Mark of the next input."""
@@ -98,16 +103,25 @@ class _Writer:
         return 1, place
 
     def result(self, code: int, one: Any, other: Any, value: Any) -> Traced:
-        """Write down a step that computes `value`."""
+        """Write down a step that computes `value`, once; a product with 1 takes none."""
         if type(value) not in (int, float) or (type(value) is int and (code == POWER or abs(value) >= EXACT)):
             raise UntraceableError(f"{value!r} cannot be computed on a tape; give a float.")
-        self.steps.append((code, self.mark(one), self.mark(other), int(type(value) is int)))
-        self._results += 1
-        return Traced(self, (2, self._results - 1), value)
+        if code == MULTIPLY:
+            for factor, same in ((one, other), (other, one)):
+                if isinstance(same, Traced) and not isinstance(factor, Traced) and factor == 1:
+                    return Traced(self, same.mark, value)
+        step = (code, self.mark(one), self.mark(other), int(type(value) is int))
+        if step not in self._made:
+            self.steps.append(step)
+            self._made[step] = 2, len(self._made)
+        return Traced(self, self._made[step], value)
 
     def check(self, code: int, one: Any, other: Any) -> None:
-        """Write down a check."""
-        self.steps.append((code, self.mark(one), self.mark(other), 0))
+        """Write down a check, once."""
+        step = (code, self.mark(one), self.mark(other), 0)
+        if step not in self._checked:
+            self.steps.append(step)
+            self._checked.add(step)
 
 
 def _value(number: Any) -> Any:

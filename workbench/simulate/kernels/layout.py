@@ -56,6 +56,7 @@ def lay_out(
     room = room_of(order)
     values = np.empty(tapes[2][0, 8])
     seconds = np.empty((2, len(groups)))
+    held = np.full(len(groups), -1, np.int64)
     return laid_out(
         order,
         tapes,
@@ -76,6 +77,7 @@ def lay_out(
         values,
         seconds,
         room,
+        held,
     )
 
 
@@ -114,16 +116,17 @@ def laid_out(
     values: Any,
     times: Any,
     room: Any,
+    held: Any,
 ) -> Any:
-    """See `lay_out`; the last three are arrays to work in."""
+    """See `lay_out`; the last four are arrays to work in."""
     seconds = times[0]
     slowdowns = times[1]
     dram = 0.0
     for group in range(len(groups)):
-        family, base, rest = groups[group]
-        if family >= 0 and not priced(family, base, rows, tapes, first_of, values, prices[group]):
+        family = groups[group, 0]
+        if family >= 0 and not priced(family, groups[group, 1], rows, tapes, first_of, values, prices, group, held):
             return group
-        seconds[group] = carried if rest else prices[group, 0]
+        seconds[group] = carried if groups[group, 2] else prices[group, 0]
         slowdowns[group] = prices[group, 2]
         dram += prices[group, 1] * order[8][group, 1]
     play(order, seconds, slowdowns, packet, skip, starts, ends, busy, room)
@@ -135,7 +138,7 @@ def laid_out(
     for place in range(len(runs_on)):
         ends[runs_on[place]] = -ends[runs_on[place]]
     if not skip:
-        places_before(order, starts, ends, before)
+        places_before(order, starts, ends, before, room)
     told[0] = dram / bandwidth
     told[1] = awaited
     told[2] = later

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 
 from workbench.schedules.plan import LANES
-from workbench.simulate.kernels.compiling import inner
+from workbench.simulate.kernels.compiling import inner, making
 
 _LANES = len(LANES)
 
 
 @inner
-def _slowed(index: Any, head: Any, tail: Any, start: Any, end: Any, starts: Any, ends: Any, slowdown: Any) -> Any:
+def _slowed(
+    index: Any, lane: Any, head: Any, tail: Any, start: Any, end: Any, starts: Any, ends: Any, slowdown: Any
+) -> Any:
     """See `plan._slowed`."""
     for place in range(head, tail):
-        transfer = index[place]
+        transfer = index[lane, place]
         begin = starts[transfer]
         until = ends[transfer]
         first = start if start > begin else begin
@@ -30,27 +32,36 @@ def _slowed(index: Any, head: Any, tail: Any, start: Any, end: Any, starts: Any,
 
 
 @inner
-def _delay(index: Any, since: Any, place: Any, late: Any, starts: Any, ends: Any) -> Any:
+def _delay(index: Any, since: Any, lane: Any, place: Any, late: Any, starts: Any, ends: Any) -> Any:
     """See `plan._Bulk.delay`."""
     if late > 0:
-        starts[index[place]] += late
-        ends[index[place]] += late
-        since[place] += late
+        starts[index[lane, place]] += late
+        ends[index[lane, place]] += late
+        since[lane, place] += late
 
 
 @inner
 def _let_pass(
-    index: Any, since: Any, head: Any, tail: Any, start: Any, length: Any, starts: Any, ends: Any, packet: Any
+    index: Any,
+    since: Any,
+    lane: Any,
+    head: Any,
+    tail: Any,
+    start: Any,
+    length: Any,
+    starts: Any,
+    ends: Any,
+    packet: Any,
 ) -> Any:
     """See `plan._let_pass`."""
     for place in range(head, tail):
-        begin = starts[index[place]]
-        end = ends[index[place]]
-        then = since[place]
+        begin = starts[index[lane, place]]
+        end = ends[index[lane, place]]
+        then = since[lane, place]
         if start >= end:
             continue
         if start <= begin:
-            _delay(index, since, place, start + length - begin, starts, ends)
+            _delay(index, since, lane, place, start + length - begin, starts, ends)
             continue
         packets = -(-(start - then) // packet)
         if packets > 0:
@@ -59,12 +70,12 @@ def _let_pass(
         elif start < then:
             start = then
         if start < end:
-            ends[index[place]] += length
-            since[place] = start + length
+            ends[index[lane, place]] += length
+            since[lane, place] = start + length
     for behind in range(head + 1, tail):
-        late = ends[index[behind - 1]] - starts[index[behind]]
+        late = ends[index[lane, behind - 1]] - starts[index[lane, behind]]
         if late > 0:
-            _delay(index, since, behind, late, starts, ends)
+            _delay(index, since, lane, behind, late, starts, ends)
     return start
 
 
@@ -118,13 +129,13 @@ def _go_on(
             ends[task] = start + length
             continue
         if length:
-            start = _let_pass(index[lane], since[lane], head[lane], tail[lane], start, length, starts, ends, packet)
+            start = _let_pass(index, since, lane, head[lane], tail[lane], start, length, starts, ends, packet)
         end = start + length
         slowdown = slowdowns[groups[task]]
         if slowdown and length:
             for place in range(opened[_LANES]):
                 each = opened[place]
-                end = _slowed(index[each], head[each], tail[each], start, end, starts, ends, slowdown)
+                end = _slowed(index, each, head[each], tail[each], start, end, starts, ends, slowdown)
             longer[lane] += end - start - length
         starts[task] = start
         ends[task] = end
@@ -242,9 +253,9 @@ def _alike(
     return worst <= 1e-3 * shift / left
 
 
-@inner
+@making
 def room_of(order: Any) -> Any:
-    """The arrays in which `play` notes its state, made once for all plans of an order."""
+    """The arrays in which `play` and `places_before` note their state, made once for all plans of an order."""
     tasks = len(order[1])
     most = 0
     for task in range(tasks):
@@ -252,7 +263,7 @@ def room_of(order: Any) -> Any:
     under_way = (np.empty((_LANES, 2 * most + 1), np.int64), np.empty((_LANES, 2 * most + 1)))
     rings = (np.zeros(_LANES, np.int64), np.zeros(_LANES, np.int64), np.zeros(_LANES + 1, np.int64))
     noted = (np.zeros((2, 3), np.int64), np.empty((2, tasks)), np.empty((2, most, 5)), np.empty((2, _LANES, 3)))
-    return np.zeros((4, _LANES)), under_way, rings, noted, np.zeros((2, _LANES))
+    return np.zeros((4, _LANES)), under_way, rings, noted, np.zeros((2, _LANES)), np.zeros((_LANES, 2), np.int64)
 
 
 @inner
@@ -264,7 +275,7 @@ def play(
     repeat_lanes = order[7]
     groups = order[8]
     tasks = len(order[1])
-    of_lanes, under_way, rings, noted, since_free = room
+    of_lanes, under_way, rings, noted, since_free, _ = room
     starts[:] = 0.0
     ends[:] = 0.0
     of_lanes[:2] = 0.0
@@ -362,10 +373,11 @@ def play(
 
 
 @inner
-def places_before(order: Any, starts: Any, ends: Any, before: Any) -> Any:
-    """See `plan.places_before`; `before` (tasks,) is written."""
+def places_before(order: Any, starts: Any, ends: Any, before: Any, room: Any) -> Any:
+    """See `plan.places_before`; `before` (tasks,) is written, and `room`, see `room_of`."""
     lanes, bulks, _, first, after, _, _, _, _ = order
-    held = np.full((_LANES, 2), -1, np.int64)
+    held = room[5]
+    held[:] = -1
     for task in range(len(lanes)):
         lane = lanes[task]
         last = -1

@@ -1,8 +1,10 @@
 """Kernels that choose and complete the batches of an iteration, as the queues of the schedulers do.
 
-Every iteration looks at every running sequence. So `standing` has what is asked of these in arrays of their own, in the
-order in which they run: offset, full at and ends at, copied from the columns, and a ring with the number of sequences
-that end at each coming `_decoded`. Meanwhile full at is written to the columns no more.
+An iteration asks little of each running sequence, and there are thousands. So `standing` has arrays of their own, in
+the order in which they run, for offset and ends at; a ring with the number of sequences that end at each coming
+`_decoded`; and for each remainder of `_decoded` by the tokens of a block, the number of sequences that then need
+another block. Meanwhile full at and the blocks held, which follow from the offset, are written to the columns no more.
+The oldest sequence stands at `BASE` of each array: those that end are most often the oldest.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from workbench.simulate.kernels.compiling import inner
+from workbench.simulate.kernels.compiling import inner, making
 from workbench.simulate.kernels.fields import (
     ADMITTED,
+    BASE,
     BLOCK,
     BUDGET,
     DECODED,
+    DECODING,
     DUE,
     FINISHED,
     FIRST_NEW,
@@ -36,56 +40,61 @@ from workbench.simulate.kernels.fields import (
 )
 
 
-@inner
+@making
 def stand(columns: Any, running: Any, counts: Any) -> Any:
     """Copy what is asked of running sequences from the columns."""
-    output, offset, full_at, ends_at = columns[1], columns[3], columns[4], columns[5]
+    output, offset, ends_at = columns[1], columns[3], columns[5]
     room = len(running)
     offsets = np.empty(room, np.int64)
-    fulls = np.empty(room, np.int64)
     ends = np.empty(room, np.int64)
     longest = 0
     for request in range(len(output)):
         longest = max(longest, output[request])
     ending = np.zeros(longest + 1, np.int64)
-    for place in range(counts[RUNNING]):
+    growing = np.zeros(counts[BLOCK], np.int64)
+    for place in range(counts[BASE], counts[BASE] + counts[RUNNING]):
         request = running[place]
         offsets[place] = offset[request]
-        fulls[place] = full_at[request]
         ends[place] = ends_at[request]
         ending[ends[place] % len(ending)] += 1
-    return offsets, fulls, ends, ending
+        growing[-offsets[place] % len(growing)] += 1
+    return offsets, ends, ending, growing
 
 
 @inner
 def leave(columns: Any, running: Any, counts: Any, standing: Any) -> None:
     """Write back to the columns what has changed."""
-    full_at = columns[4]
+    _, _, _, _, full_at, _, held = columns
+    offsets = standing[0]
     for place in range(counts[RUNNING]):
-        full_at[running[place]] = standing[1][place]
+        blocks = _blocks(offsets[place] + counts[DECODED], counts)
+        full_at[running[place]] = blocks * counts[BLOCK] - offsets[place]
+        held[running[place]] = blocks
 
 
 @inner
-def _make_room(
-    columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any, full: Any, needed: Any
-) -> Any:
-    """See `PagedQueue._make_room` and `PagedQueue._preempt`; return the running sequences that need another block.
+def _blocks(length: Any, counts: Any) -> Any:
+    """Blocks that so many tokens take."""
+    return -(-length // counts[BLOCK])
 
-    `full` are the places of the first `needed`.
-    """
+
+@inner
+def _make_room(columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any, needed: Any) -> Any:
+    """See `PagedQueue._make_room` and `PagedQueue._preempt`; return the running sequences that need another block."""
     prompt, output, emitted, _, _, _, held = columns
-    _, _, ends, ending = standing
+    offsets, ends, ending, growing = standing
     kept = counts[RUNNING]
     free = counts[FREE]
     while needed > free:
         kept -= 1
-        free += held[running[kept]]
-        if full[needed - 1] == kept:
-            needed -= 1
+        length = offsets[kept] + counts[DECODED]
+        free += _blocks(length, counts)
+        needed -= length % counts[BLOCK] == 0
     for place in range(counts[RUNNING] - 1, kept - 1, -1):
         victim = running[place]
         emitted[victim] = output[victim] - (ends[place] - counts[DECODED])
         ending[ends[place] % len(ending)] -= 1
+        growing[-offsets[place] % len(growing)] -= 1
         if counts[LATEST] >= 0:
             latest[victim] = counts[LATEST]
         counts[RECOMPUTED] += prompt[victim] + emitted[victim] - 1
@@ -102,20 +111,12 @@ def _make_room(
 
 
 @inner
-def _decode(columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any, full: Any) -> Any:
+def _decode(columns: Any, running: Any, preempted: Any, counts: Any, latest: Any, standing: Any) -> Any:
     """See `PagedQueue._decode`; true if a request was preempted."""
-    held = columns[6]
-    fulls = standing[1]
-    decoded = counts[DECODED]
-    needed = 0
-    for place in range(counts[RUNNING]):
-        full[needed] = place
-        needed += fulls[place] == decoded
+    growing = standing[3]
     before = counts[PREEMPTIONS]
-    needed = _make_room(columns, running, preempted, counts, latest, standing, full, needed)
-    for place in range(needed):
-        held[running[full[place]]] += 1
-        fulls[full[place]] += counts[BLOCK]
+    needed = growing[counts[DECODED] % len(growing)]
+    needed = _make_room(columns, running, preempted, counts, latest, standing, needed)
     counts[FREE] -= needed
     counts[DECODED] += 1
     return counts[PREEMPTIONS] > before
@@ -127,17 +128,16 @@ def _admit(columns: Any, lists: Any, counts: Any, standing: Any, most: Any, budg
 
     See `PagedQueue._fitting`, `PagedQueue._admit` and `PagedQueue._start_decoding`.
     """
-    prompt, output, emitted, offset, full_at, ends_at, held = columns
+    prompt, output, emitted, offset, _, ends_at, _ = columns
     running, preempted, new = lists
-    offsets, fulls, ends, ending = standing
-    block = counts[BLOCK]
+    offsets, ends, ending, growing = standing
     decoded = counts[DECODED]
     tokens = 0
     admitted = 0
     while admitted < most:
         request = preempted[counts[FRONT]] if counts[PREEMPTED] else new[counts[FIRST_NEW]]
         length = prompt[request] + emitted[request]
-        blocks = -(-length // block)
+        blocks = _blocks(length, counts)
         tokens += length
         if (tokens > budget and admitted >= least) or blocks > counts[FREE]:
             break
@@ -148,16 +148,14 @@ def _admit(columns: Any, lists: Any, counts: Any, standing: Any, most: Any, budg
             counts[FIRST_NEW] += 1
             counts[NEW] -= 1
         counts[FREE] -= blocks
-        held[request] = blocks
         offset[request] = length - decoded
-        full_at[request] = blocks * block - length + decoded
         ends_at[request] = output[request] - emitted[request] - 1 + decoded
         place = counts[RUNNING]
         running[place] = request
         offsets[place] = offset[request]
-        fulls[place] = full_at[request]
         ends[place] = ends_at[request]
         ending[ends[place] % len(ending)] += 1
+        growing[-offsets[place] % len(growing)] += 1
         counts[RUNNING] += 1
         admitted += 1
     counts[ADMITTED] = admitted
@@ -171,7 +169,7 @@ def _places(counts: Any) -> Any:
 
 
 @inner
-def choose(columns: Any, lists: Any, counts: Any, reals: Any, latest: Any, standing: Any, full: Any) -> Any:
+def choose(columns: Any, lists: Any, counts: Any, reals: Any, latest: Any, standing: Any) -> Any:
     """See `ResourceAwareQueue._choose` and `ContinuousQueue._choose`, while sequences run; return those that decode."""
     running, preempted, _ = lists
     counts[ADMITTED] = 0
@@ -182,9 +180,9 @@ def choose(columns: Any, lists: Any, counts: Any, reals: Any, latest: Any, stand
             most = int(min(float(most), max(1.0, room)))
             if _admit(columns, lists, counts, standing, most, reals[BUDGET], 1):
                 return 0
-        _decode(columns, running, preempted, counts, latest, standing, full)
+        _decode(columns, running, preempted, counts, latest, standing)
         return counts[RUNNING]
-    hurt = _decode(columns, running, preempted, counts, latest, standing, full)
+    hurt = _decode(columns, running, preempted, counts, latest, standing)
     decodes = counts[RUNNING]
     due = reals[DUE]
     rest = 0.0 if math.isinf(due) else due - math.trunc(due)
@@ -203,13 +201,13 @@ def choose(columns: Any, lists: Any, counts: Any, reals: Any, latest: Any, stand
 
 
 @inner
-def _sort(numbers: Any) -> None:
-    """Sort numbers in place: Shell's sort with Knuth's gaps, which compiles in a tenth of the time of NumPy's."""
+def _sort(numbers: Any, many: Any) -> None:
+    """Sort the first numbers in place: Shell's sort with Knuth's gaps, compiled in a tenth of NumPy's time."""
     gap = 1
-    while gap < len(numbers) // 3:
+    while gap < many // 3:
         gap = 3 * gap + 1
     while gap > 0:
-        for place in range(gap, len(numbers)):
+        for place in range(gap, many):
             number = numbers[place]
             low = place
             while low >= gap and numbers[low - gap] > number:
@@ -220,9 +218,15 @@ def _sort(numbers: Any) -> None:
 
 
 @inner
-def count(columns: Any, running: Any, counts: Any, standing: Any, decodes: Any, rows: Any, parts: Any) -> None:
-    """Write the rows of each part of the batch, see `Batch.rows` and `schedules.base.balanced`."""
+def count(columns: Any, running: Any, counts: Any, standing: Any, loads: Any, rows: Any) -> None:
+    """Write the rows of each part of the batch, see `Batch.rows` and `schedules.base.balanced`.
+
+    `loads` are arrays to work in: lengths of requests, and load and squares of parts.
+    """
     prompt, _, emitted, _, _, _, _ = columns
+    lengths, load, squares = loads
+    decodes = counts[DECODING]
+    parts = len(load)
     offsets = standing[0]
     rows[:] = 0.0
     for part in range(parts):
@@ -243,13 +247,12 @@ def count(columns: Any, running: Any, counts: Any, standing: Any, decodes: Any, 
     if not admitted:
         return
     first = counts[RUNNING] - admitted
-    lengths = np.empty(admitted, np.int64)
     for place in range(admitted):
         request = running[first + place]
         lengths[place] = prompt[request] + emitted[request]
-    _sort(lengths)
-    load = np.zeros(parts, np.int64)
-    squares = np.zeros(parts, np.int64)
+    _sort(lengths, admitted)
+    load[:] = 0
+    squares[:] = 0
     for place in range(admitted - 1, -1, -1):
         least = 0
         for part in range(1, parts):
@@ -267,33 +270,38 @@ def count(columns: Any, running: Any, counts: Any, standing: Any, decodes: Any, 
 def complete(columns: Any, running: Any, counts: Any, latest: Any, standing: Any, now: Any, last: Any) -> None:
     """See `PagedQueue.complete`."""
     held = columns[6]
-    offsets, fulls, ends, ending = standing
+    offsets, ends, ending, growing = standing
     decoded = counts[DECODED]
     finishing = ending[decoded % len(ending)]
     if not finishing:
         return
     ending[decoded % len(ending)] = 0
     counts[FINISHED] += finishing
-    kept = 0
-    for place in range(counts[RUNNING]):
+    place = -1
+    for _ in range(finishing):
+        place += 1
+        while ends[place] != decoded:
+            place += 1
         request = running[place]
-        if ends[place] == decoded:
-            counts[FREE] += held[request]
-            held[request] = 0
-            last[request] = now
-            if counts[LATEST] >= 0:
-                latest[request] = counts[LATEST]
-        else:
-            running[kept] = request
-            offsets[kept] = offsets[place]
-            fulls[kept] = fulls[place]
-            ends[kept] = ends[place]
-            kept += 1
-    counts[RUNNING] = kept
+        counts[FREE] += _blocks(offsets[place] + decoded, counts)
+        growing[-offsets[place] % len(growing)] -= 1
+        held[request] = 0
+        last[request] = now
+        if counts[LATEST] >= 0:
+            latest[request] = counts[LATEST]
+    kept = place
+    for before in range(place, -1, -1):
+        if ends[before] != decoded:
+            running[kept] = running[before]
+            offsets[kept] = offsets[before]
+            ends[kept] = ends[before]
+            kept -= 1
+    counts[BASE] += finishing
+    counts[RUNNING] -= finishing
 
 
 @inner
 def goes_on(counts: Any, standing: Any) -> Any:
     """True if a running sequence has more than one token to come, so that this is not the last iteration."""
-    ending = standing[3]
+    ending = standing[2]
     return ending[(counts[DECODED] + 1) % len(ending)] < counts[RUNNING]

@@ -8,9 +8,10 @@ import numpy as np
 
 from workbench.schedules.plan import LANES
 from workbench.serving.iterations import NEVER
-from workbench.simulate.kernels.compiling import entry, inner
+from workbench.simulate.kernels.compiling import entry, inner, making
 from workbench.simulate.kernels.fields import (
     ADMITTED,
+    BASE,
     BEGUN,
     CARRIED,
     CONTEXT,
@@ -36,16 +37,26 @@ _LANES = len(LANES)
 _H2D = LANES.index("h2d")
 
 
+@making
+def _from_base(running: Any, standing: Any, counts: Any) -> Any:
+    """The running sequences and what stands of them, from the oldest on."""
+    base = counts[BASE]
+    offsets, ends, ending, growing = standing
+    return running[base:], (offsets[base:], ends[base:], ending, growing)
+
+
 @inner
-def _opened(columns: Any, lists: Any, counts: Any, reals: Any, tokens: Any, standing: Any, full: Any, rows: Any) -> Any:
+def _opened(
+    columns: Any, lists: Any, counts: Any, reals: Any, tokens: Any, standing: Any, loads: Any, rows: Any
+) -> Any:
     """Choose the next batch and write its rows; false if only Python can."""
     running = lists[0]
     if reals[NEXT_ARRIVAL] <= reals[NOW] or not goes_on(counts, standing):
         return False
     if counts[BEGUN] + len(running) > len(tokens[2]):
         return False
-    counts[DECODING] = choose(columns, lists, counts, reals, tokens[1], standing, full)
-    count(columns, running, counts, standing, counts[DECODING], rows, len(rows) // 8)
+    counts[DECODING] = choose(columns, lists, counts, reals, tokens[1], standing)
+    count(columns, running, counts, standing, loads, rows)
     counts[OPEN] = 1
     return True
 
@@ -199,18 +210,22 @@ def advance(
     int
         -1, or the group for whose rows no tape holds; after the last group, `reading`.
     """
-    running = lists[0]
-    full = np.empty(len(running), np.int64)
     told = np.empty(3)
     held_by = np.empty(_LANES)
-    read = np.empty(3)
+    read = np.empty((1, 3))
     values = np.empty(tapes[2][0, 8])
     seconds = np.empty((2, len(groups)))
+    held = np.full(len(groups), -1, np.int64)
+    held_of_reading = np.full(1, -1, np.int64)
     room = room_of(order)
-    standing = stand(columns, running, counts)
+    parts = len(rows) // 8
+    loads = (np.empty(len(lists[0]), np.int64), np.empty(parts, np.int64), np.empty(parts, np.int64))
+    every = stand(columns, lists[0], counts)
     missing = -1
     while counts[DONE] < counts[LIMIT]:
-        if not counts[OPEN] and not _opened(columns, lists, counts, reals, tokens, standing, full, rows):
+        running, standing = _from_base(lists[0], every, counts)
+        here = (running, lists[1], lists[2])
+        if not counts[OPEN] and not _opened(columns, here, counts, reals, tokens, standing, loads, rows):
             break
         done = counts[DONE]
         row = 0 if skip else done
@@ -234,19 +249,22 @@ def advance(
             values,
             seconds,
             room,
+            held,
         )
-        if missing < 0 and reading >= 0 and not priced(reading, 0, rows, tapes, first_of, values, read):
-            missing = len(groups)
+        if missing < 0 and reading >= 0:
+            known = priced(reading, 0, rows, tapes, first_of, values, read, 0, held_of_reading)
+            missing = -1 if known else len(groups)
         if missing >= 0:
             break
         begin = reals[NOW]
         taken = _executed(reals, told, held_by, busy)
-        of_experts = read[0] if reading >= 0 else reals[READ]
+        of_experts = read[0, 0] if reading >= 0 else reals[READ]
         _recorded(running, counts, reals, tokens, rows, taken, begin, of_experts, whole[done], real[done])
         complete(columns, running, counts, tokens[1], standing, reals[NOW], last)
         counts[NUMBER] += 1
         counts[DONE] += 1
         counts[OPEN] = 0
+    running, standing = _from_base(lists[0], every, counts)
     leave(columns, running, counts, standing)
     _write_latest(running, counts, tokens[1], counts[RUNNING] - counts[OPEN] * counts[ADMITTED])
     return missing
