@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.examples import DEEP
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, computed_by, longest, machine, scenario
 from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model import ops
@@ -138,7 +139,7 @@ def test_the_exam_bites(exam: Exam, model: ModelConfig, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()][: None if DEEP else 1], ids=str)
 def test_bf16_costs_less_than_a_point(schedule: Schedule, model: ModelConfig) -> None:
     many = make_exam(100 * len(KINDS), load_tokenizer(model), prompt_len=(0, 120), seed=2)
     wide, narrow = (

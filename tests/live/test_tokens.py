@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import workbench as wb
+from tests.examples import DEEP
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, requests, scenario, ways
 from workbench.models import ModelConfig
 from workbench.pipeline import fetch, gpu
@@ -142,23 +143,32 @@ BLOCKS = (1, 16, 64)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ways())), ids=[f"{name}-{schedule}" for name, schedule in ways()])
-@pytest.mark.parametrize("name", ODD)
-def test_sweep(name: str, number: int, uneven: Any, crowd: Any) -> None:
-    """Every model in every way; the block sizes take turns, with the smallest cache and with twice that."""
+@pytest.mark.parametrize("turn", range(len(ODD) if DEEP else 1))
+def test_sweep(turn: int, number: int, uneven: Any, crowd: Any) -> None:
+    """Every way with a model, with all if asked for; the block sizes take turns, at the smallest cache and at twice."""
+    name = list(ODD)[(number + turn) % len(ODD)]
     pipeline, schedule = ways()[number]
     for case, times in ((uneven(name), 1), (crowd(name), 2)):
-        block = BLOCKS[(number + times + list(ODD).index(name)) % 3]
+        block = BLOCKS[(number // 3 + times + turn) % 3]
         case.check(RUNNABLE[pipeline], schedule, tokens=times * longest(case.asked), block=block)
 
 
+SPARE = {"smallest": 0, "tight": 60, "ample": 2000}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 16, 64])
-@pytest.mark.parametrize("spare", [0, 60, 2000], ids=["smallest", "tight", "ample"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("cache", SPARE)
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("turn", range(len(ODD) if DEEP else 1))
 def test_every_combination(
-    name: str, schedule: Schedule, spare: int, block: int, uneven: Callable[[str], Case], crowd: Callable[[str], Case]
+    turn: int, schedule: Schedule, cache: str, block: int, uneven: Callable[[str], Case], crowd: Callable[[str], Case]
 ) -> None:
-    """Prompts of 1 to 200 tokens, and a crowd of short ones that is preempted many times."""
+    """Prompts of 1 to 200 tokens, and a crowd of short ones that is preempted many times.
+
+    Each size of block meets each size of cache with a model, with all if asked for.
+    """
+    spare = SPARE[cache]
+    name = list(ODD)[(BLOCKS.index(block) + list(SPARE).index(cache) + turn) % len(ODD)]
     for case, least in ((uneven(name), 0), (crowd(name), 5 if not spare and block == 1 else 0)):
         case.check(RUNNABLE["vslpipe"], schedule, tokens=longest(case.asked) + spare, block=block, preemptions=least)
