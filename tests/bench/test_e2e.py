@@ -12,8 +12,6 @@ from workbench.bench.e2e.bench import BASELINE, LOADS, Load, Run, Timed, Worker,
 from workbench.core.errors import WorkbenchError
 from workbench.schedules import Sequential
 
-pytestmark = pytest.mark.alone
-
 SHIPPED = wb.data_path("models/tiny-moe")
 SMALL = {"mixed": Load(6, 3, 20, 5), "one": Load(1, 8, 8, 7)}
 

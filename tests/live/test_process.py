@@ -15,8 +15,6 @@ from workbench.engine import RunState
 from workbench.models import ModelConfig
 from workbench.schedules import Sequential, VSLPipe
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 LASTING = requests((5, 9, 3, 12), 200)
 
