@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, cycle
 
 import matplotlib.pyplot as plt
@@ -83,7 +82,7 @@ def middle_layers(timeline: Timeline, count: int) -> Timeline:
     end = ends[first + count]
     kept = [span for span in iteration if span.start < end and span.end > begin]
     cut = [s._replace(start=max(s.start, begin) - begin, end=min(s.end, end) - begin) for s in kept]
-    return replace(timeline, spans=cut)
+    return Timeline(cut, timeline.labels)
 
 
 def plot_busy(results: Sequence[Result], ax: Axes | None = None) -> Axes:
