@@ -21,12 +21,14 @@ from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
 from ..machine.cpu import user_folder
+from .progress import tell_compilation
 from .sources import digest_of
 
 _KEPT = 8
 """Folders of a module's code that are kept, each of other sources, settings or versions."""
 P = ParamSpec("P")
 R = TypeVar("R")
+tell_compilation()
 
 
 @functools.cache
