@@ -165,6 +165,27 @@ class Emitter:
         function = self._function("llvm.x86.avx512.vpdpbusd.512", self.i32s, [self.i32s] * 3)
         return self.b.call(function, [total, a, b])
 
+    def dot_pairs(self, a: Any, b: Any) -> Any:
+        """Dot products of two signed 16-bit integers of a and two of b per word, by AVX2."""
+        pairs = ir.VectorType(I16, 2 * self.lanes)
+        function = self._function("llvm.x86.avx2.pmadd.wd", self.i32s, [pairs] * 2)
+        return self.b.call(function, [self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)])
+
+    def dot_small_bytes(self, a: Any, b: Any) -> Any:
+        """Dot products of two unsigned bytes of a and two signed bytes of b per 16 bits, which must hold them; AVX2."""
+        pairs = ir.VectorType(I16, 2 * self.lanes)
+        bytes_ = ir.VectorType(I8, 4 * self.lanes)
+        function = self._function("llvm.x86.avx2.pmadd.ub.sw", pairs, [bytes_] * 2)
+        return self.b.bitcast(self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)]), self.i32s)
+
+    def shifted_pairs(self, value: Any, left: int) -> Any:
+        """Each 16 bits of a word shifted to the left, or, by a negative number, to the right with its sign."""
+        pairs = ir.VectorType(I16, 2 * self.lanes)
+        by = ir.Constant(pairs, [I16(abs(left))] * (2 * self.lanes))
+        value = self.b.bitcast(value, pairs)
+        moved = self.b.shl(value, by) if left > 0 else self.b.ashr(value, by)
+        return self.b.bitcast(moved, self.i32s)
+
     def bits(self, value: Any) -> Any:
         """The bits of fp32 lanes as integers."""
         return self.b.bitcast(value, self.i32s)

@@ -6,7 +6,6 @@ Lanes are rows of weights, so each number of a token is broadcast to a register,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from numba import types
@@ -20,6 +19,8 @@ from .weights import ROWS, Format
 SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
 _AHEAD = parameters().experts.ahead
+_CHUNK = 64
+"""Steps after which the next pass over a block begins: 16 KiB of weights, which stay in L1 until the last pass."""
 
 
 def _passes(lanes: int, tokens: int) -> list[range]:
@@ -66,7 +67,7 @@ def exact_block(
     """out[t, r] = row[r] . x[t] in fp32, for a block of FP32 or BF16 words and fp32 tokens.
 
     Rows of x are `stride` bytes apart, rows of out `out_stride`. Compiled for `tokens` tokens, of which `left` exist.
-    The block is read in `streams` streams side by side.
+    Where one pass takes all rows of the block, it is read in `streams` streams side by side.
     """
     width = literal(lanes)
     stored = Format(literal(format))
@@ -90,13 +91,40 @@ def exact_block(
                         sums[at] = e.fma(weights, e.spread_f32(here[t], 4 * j), sums[at])
             return sums
 
-        for registers in _passes(width, count):
-            sums = _through(e, steps_, literal(streams), registers, len(registers) * count * stored, step)
+        def store(sums: list[Any], registers: Sequence[int]) -> None:
             for v, register in enumerate(registers):
                 for t in range(count):
                     own = sums[(v * count + t) * stored : (v * count + t + 1) * stored]
                     total = builder.fadd(own[0], own[1]) if _separate_sums(width, registers, count, stored) else own[0]
                     e.store_f32(total, result[t], 4 * width * register)
+
+        def go_on(registers: Sequence[int], first: Any, many: Any, begun: Any) -> None:
+            """One pass over `many` steps from the first on; where it has begun, its sums stand in `out`."""
+            sums = [e.zero] * (len(registers) * count * stored)
+            for v, register in enumerate(registers):
+                for t in range(count):
+                    before = e.load_f32(result[t], 4 * width * register)
+                    sums[(v * count + t) * stored] = builder.select(begun, before, e.zero)
+
+            def next_step(index: Any, carried: list[Any]) -> list[Any]:
+                return step(builder.add(first, index), list(carried), registers)
+
+            store(e.loop(many, sums, next_step), registers)
+
+        def chunk(number: Any, _: list[Any]) -> list[Any]:
+            """All passes over some of the steps."""
+            first = builder.mul(number, I64(_CHUNK))
+            rest = builder.sub(steps_, first)
+            many = builder.select(builder.icmp_signed("<", rest, I64(_CHUNK)), rest, I64(_CHUNK))
+            for registers in passes:
+                go_on(registers, first, many, builder.icmp_signed(">", number, I64(0)))
+            return []
+
+        passes = _passes(width, count)
+        if len(passes) == 1:
+            store(_through(e, steps_, literal(streams), passes[0], len(passes[0]) * count * stored, step), passes[0])
+        else:
+            e.loop(builder.sdiv(builder.add(steps_, I64(_CHUNK - 1)), I64(_CHUNK)), [], chunk)
         return context.get_dummy_value()
 
     return types.void(lanes, format, tokens, streams, *[types.int64] * 7), emit
@@ -200,10 +228,10 @@ def scaled_block(
                     for t in range(count):
                         here = e.at(e.at(token[t], place), 4 * half)
                         at = v * count + t
-                        sums[at] = _dot(e, sums[at], bytes_, here, vnni)
+                        sums[at] = _dot(e, sums[at], bytes_, here, stored, vnni)
             return sums
 
-        def group(number: Any, _: list[Any], registers: Sequence[int]) -> list[Any]:
+        def group(number: Any, registers: Sequence[int]) -> None:
             first = builder.mul(number, steps_)
             place = builder.mul(number, I64(4))
             begin = [e.spread_i32(e.at(start, place)) for _ in registers for start in starts]
@@ -219,10 +247,13 @@ def scaled_block(
             for v, register in enumerate(registers):  # after all loads, since rows past the last share its memory
                 for t in range(count):
                     e.store_f32(totals[v * count + t], result[t], 4 * width * register)
+
+        def every_pass(number: Any, _: list[Any]) -> list[Any]:
+            for registers in _passes(width, count):
+                group(number, registers)
             return []
 
-        for registers in _passes(width, count):
-            e.loop(groups_, [], partial(group, registers=registers))
+        e.loop(groups_, [], every_pass)
         return context.get_dummy_value()
 
     return types.void(lanes, format, tokens, *[types.int64] * 11), emit
@@ -233,12 +264,26 @@ def nibbles(e: Emitter, words: Any, half: int) -> Any:
     return e.b.and_(e.b.lshr(words, e.iconst(4)) if half else words, e.iconst(0x0F0F0F0F))
 
 
-def _dot(e: Emitter, total: Any, words: Any, x: Any, vnni: bool) -> Any:
+def _dot(e: Emitter, total: Any, words: Any, x: Any, stored: Format, vnni: bool) -> Any:
     """total + the dot product of the four unsigned bytes of each word and four signed bytes at `x`."""
     if vnni:
         return e.dot_bytes(total, words, e.spread_i32(x))
+    if e.lanes == 8:
+        return e.b.add(total, _dot_avx2(e, words, e.spread_i32(x), stored))
     for j in range(4):
         number = e.b.sext(e.load(e.at(x, j), I8, 1), I32)
         weight = e.b.and_(e.b.lshr(words, e.iconst(8 * j)) if j else words, e.iconst(0xFF))
         total = e.b.add(total, e.b.mul(weight, e.spread(number)))
     return total
+
+
+def _dot_avx2(e: Emitter, words: Any, x: Any, stored: Format) -> Any:
+    """Dot products of four unsigned and four signed bytes per word.
+
+    Sums of two products of bytes fit 16 bits if one of each is a nibble; else even and odd bytes become 16 bits.
+    """
+    if stored is Format.INT4:
+        return e.dot_pairs(e.dot_small_bytes(words, x), e.iconst(0x00010001))
+    even = e.dot_pairs(e.b.and_(words, e.iconst(0x00FF00FF)), e.shifted_pairs(e.shifted_pairs(x, 8), -8))
+    odd = e.dot_pairs(e.b.and_(e.b.lshr(words, e.iconst(8)), e.iconst(0x00FF00FF)), e.shifted_pairs(x, -8))
+    return e.b.add(even, odd)
