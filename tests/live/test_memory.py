@@ -143,6 +143,7 @@ def taken(make_model: Any) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("place", ["resident", "streamed"])
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 def test_a_run_takes_what_the_ledger_says(weights: str, place: str, taken: dict[str, list[Any]]) -> None:
@@ -152,11 +153,13 @@ def test_a_run_takes_what_the_ledger_says(weights: str, place: str, taken: dict[
     assert abs(second - total) < 0.1 * total + SLACK
 
 
+@pytest.mark.alone
 def test_no_pass_waits_for_a_kernel_to_be_compiled(taken: dict[str, list[Any]]) -> None:
     """Warm-up has them all; only threads that are awaited may compile the short function by which they are."""
     assert [name for name in taken["late"] if "_soon_done" not in name] == []
 
 
+@pytest.mark.alone
 def test_twenty_runs_leave_nothing(taken: dict[str, list[Any]]) -> None:
     """The model has 55 MB; what one run's plans and spans take, in Python, is 0.1 MB."""
     resident, traced, peak = taken["grown"]
