@@ -65,14 +65,14 @@ class _Cache(FunctionCache):
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a kernel that other kernels call; it is compiled with them.
 
-    It counts no references to its arrays, which takes more time than its arithmetic. So it makes no array, and returns
-    none: those that it works in are made by its caller.
+    It does not count references to its arrays, which would take longer than its arithmetic. So it may neither make nor
+    return an array: its caller passes the arrays that it works in.
     """
     return cast(Callable[..., Any], _NJIT(no_cpython_wrapper=True, forceinline=True, _nrt=False)(function))
 
 
 def making(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a kernel that others call and that returns arrays."""
+    """Decorate a kernel that other kernels call and that makes or returns arrays, whose references it counts."""
     return cast(Callable[..., Any], _NJIT(no_cpython_wrapper=True, forceinline=True)(function))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.simulate.kernels.compiling import entry, inner
+from workbench.simulate.kernels.compiling import entry, inner, making
 from workbench.simulate.kernels.playing import places_before, play, room_of
 from workbench.simulate.kernels.pricing import priced
 
@@ -53,10 +53,6 @@ def lay_out(
     int
         The first group for whose rows no tape holds, else -1; nothing else is written if there is one.
     """
-    room = room_of(order)
-    values = np.empty(tapes[2][0, 8])
-    seconds = np.empty((2, len(groups)))
-    held = np.full(len(groups), -1, np.int64)
     return laid_out(
         order,
         tapes,
@@ -74,11 +70,18 @@ def lay_out(
         busy,
         told,
         before,
-        values,
-        seconds,
-        room,
-        held,
+        scratch_of(order, tapes, groups),
     )
+
+
+@making
+def scratch_of(order: Any, tapes: Any, groups: Any) -> Any:
+    """The arrays that `laid_out` works in: values of a tape, times of groups, hints (see `priced`), and `room_of`.
+
+    The last hint is that of the bytes of experts.
+    """
+    hints = np.full(len(groups) + 1, -1, np.int64)
+    return np.empty(tapes[2][0, 8]), np.empty((2, len(groups))), hints, room_of(order)
 
 
 @inner
@@ -113,20 +116,18 @@ def laid_out(
     busy: Any,
     told: Any,
     before: Any,
-    values: Any,
-    times: Any,
-    room: Any,
-    held: Any,
+    scratch: Any,
 ) -> Any:
-    """See `lay_out`; the last four are arrays to work in."""
+    """See `lay_out` and `scratch_of`."""
+    values, times, hints, room = scratch
     seconds = times[0]
     slowdowns = times[1]
     dram = 0.0
     for group in range(len(groups)):
-        family = groups[group, 0]
-        if family >= 0 and not priced(family, groups[group, 1], rows, tapes, first_of, values, prices, group, held):
+        family, base, rest = groups[group]
+        if family >= 0 and not priced(family, base, rows, tapes, first_of, values, prices[group], hints, group):
             return group
-        seconds[group] = carried if groups[group, 2] else prices[group, 0]
+        seconds[group] = carried if rest else prices[group, 0]
         slowdowns[group] = prices[group, 2]
         dram += prices[group, 1] * order[8][group, 1]
     play(order, seconds, slowdowns, packet, skip, starts, ends, busy, room)

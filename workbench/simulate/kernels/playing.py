@@ -13,12 +13,10 @@ _LANES = len(LANES)
 
 
 @inner
-def _slowed(
-    index: Any, lane: Any, head: Any, tail: Any, start: Any, end: Any, starts: Any, ends: Any, slowdown: Any
-) -> Any:
+def _slowed(index: Any, head: Any, tail: Any, start: Any, end: Any, starts: Any, ends: Any, slowdown: Any) -> Any:
     """See `plan._slowed`."""
     for place in range(head, tail):
-        transfer = index[lane, place]
+        transfer = index[place]
         begin = starts[transfer]
         until = ends[transfer]
         first = start if start > begin else begin
@@ -32,36 +30,27 @@ def _slowed(
 
 
 @inner
-def _delay(index: Any, since: Any, lane: Any, place: Any, late: Any, starts: Any, ends: Any) -> Any:
+def _delay(index: Any, since: Any, place: Any, late: Any, starts: Any, ends: Any) -> Any:
     """See `plan._Bulk.delay`."""
     if late > 0:
-        starts[index[lane, place]] += late
-        ends[index[lane, place]] += late
-        since[lane, place] += late
+        starts[index[place]] += late
+        ends[index[place]] += late
+        since[place] += late
 
 
 @inner
 def _let_pass(
-    index: Any,
-    since: Any,
-    lane: Any,
-    head: Any,
-    tail: Any,
-    start: Any,
-    length: Any,
-    starts: Any,
-    ends: Any,
-    packet: Any,
+    index: Any, since: Any, head: Any, tail: Any, start: Any, length: Any, starts: Any, ends: Any, packet: Any
 ) -> Any:
     """See `plan._let_pass`."""
     for place in range(head, tail):
-        begin = starts[index[lane, place]]
-        end = ends[index[lane, place]]
-        then = since[lane, place]
+        begin = starts[index[place]]
+        end = ends[index[place]]
+        then = since[place]
         if start >= end:
             continue
         if start <= begin:
-            _delay(index, since, lane, place, start + length - begin, starts, ends)
+            _delay(index, since, place, start + length - begin, starts, ends)
             continue
         packets = -(-(start - then) // packet)
         if packets > 0:
@@ -70,12 +59,12 @@ def _let_pass(
         elif start < then:
             start = then
         if start < end:
-            ends[index[lane, place]] += length
-            since[lane, place] = start + length
+            ends[index[place]] += length
+            since[place] = start + length
     for behind in range(head + 1, tail):
-        late = ends[index[lane, behind - 1]] - starts[index[lane, behind]]
+        late = ends[index[behind - 1]] - starts[index[behind]]
         if late > 0:
-            _delay(index, since, lane, behind, late, starts, ends)
+            _delay(index, since, behind, late, starts, ends)
     return start
 
 
@@ -129,13 +118,13 @@ def _go_on(
             ends[task] = start + length
             continue
         if length:
-            start = _let_pass(index, since, lane, head[lane], tail[lane], start, length, starts, ends, packet)
+            start = _let_pass(index[lane], since[lane], head[lane], tail[lane], start, length, starts, ends, packet)
         end = start + length
         slowdown = slowdowns[groups[task]]
         if slowdown and length:
             for place in range(opened[_LANES]):
                 each = opened[place]
-                end = _slowed(index, each, head[each], tail[each], start, end, starts, ends, slowdown)
+                end = _slowed(index[each], head[each], tail[each], start, end, starts, ends, slowdown)
             longer[lane] += end - start - length
         starts[task] = start
         ends[task] = end

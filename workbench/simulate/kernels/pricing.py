@@ -13,9 +13,7 @@ from workbench.simulate.tapes import ABOVE, ADD, AT_MOST, DIVIDE, EXACT, LESS, M
 def _holds(tape: Any, base: Any, rows: Any, tapes: Any, values: Any) -> Any:
     """Run one tape on the rows from `base` on; false if a check of it fails."""
     steps, constants, table, _ = tapes
-    constant = table[tape, 2]
-    count = table[tape, 3]
-    inputs = table[tape, 4]
+    first, stop, constant, count, inputs = table[tape, :5]
     for place in range(inputs):
         values[place] = rows[base + place]
         if not abs(values[place]) < EXACT:
@@ -23,7 +21,7 @@ def _holds(tape: Any, base: Any, rows: Any, tapes: Any, values: Any) -> Any:
     for place in range(count):
         values[inputs + place] = constants[constant + place]
     top = inputs + count
-    for step in range(table[tape, 0], table[tape, 1]):
+    for step in range(first, stop):
         code = steps[step, 0]
         one = values[steps[step, 1]]
         other = values[steps[step, 2]]
@@ -64,30 +62,22 @@ def _holds(tape: Any, base: Any, rows: Any, tapes: Any, values: Any) -> Any:
 
 @inner
 def priced(
-    family: Any,
-    base: Any,
-    rows: Any,
-    tapes: Any,
-    first_of: Any,
-    values: Any,
-    answers: Any,
-    row: Any,
-    held: Any,
+    family: Any, base: Any, rows: Any, tapes: Any, first_of: Any, values: Any, answer: Any, hints: Any, group: Any
 ) -> Any:
-    """Write the outputs of a tape of the family that holds for the rows to a row of the answers; false if none does.
+    """Answer with the outputs of a tape of the family that holds for the rows; false if none does.
 
-    `held` has, for each row of the answers, the tape that held last, which is tried first, or -1.
+    `hints` has for each group the tape that held last, which is tried first, or -1.
     """
     table = tapes[2]
     follow = tapes[3]
-    again = held[row] >= 0
-    tape = held[row] if again else first_of[family]
+    hinted = hints[group] >= 0
+    tape = hints[group] if hinted else first_of[family]
     while tape >= 0 and not _holds(tape, base, rows, tapes, values):
-        tape = first_of[family] if again else follow[tape]
-        again = False
+        tape = first_of[family] if hinted else follow[tape]
+        hinted = False
     if tape < 0:
         return False
-    held[row] = tape
-    for place in range(answers.shape[1]):
-        answers[row, place] = values[table[tape, 5 + place]]
+    hints[group] = tape
+    for place in range(len(answer)):
+        answer[place] = values[table[tape, 5 + place]]
     return True

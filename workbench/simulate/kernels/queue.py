@@ -1,10 +1,11 @@
 """Kernels that choose and complete the batches of an iteration, as the queues of the schedulers do.
 
-An iteration asks little of each running sequence, and there are thousands. So `standing` has arrays of their own, in
-the order in which they run, for offset and ends at; a ring with the number of sequences that end at each coming
-`_decoded`; and for each remainder of `_decoded` by the tokens of a block, the number of sequences that then need
-another block. Meanwhile full at and the blocks held, which follow from the offset, are written to the columns no more.
-The oldest sequence stands at `BASE` of each array: those that end are most often the oldest.
+There are thousands of running sequences, and an iteration changes few. So `standing` counts them by what comes next: a
+ring has the number of sequences that end at each coming `_decoded`, and another array, for each remainder of `_decoded`
+by the tokens of a block, the number that need another block. Offset and ends at of running sequences are copied to
+arrays in the order in which they run. These begin at `BASE`, so that the oldest sequences, which most often are those
+that end, leave without moving the others. Full at and the blocks held follow from the offset, and are written to the
+columns when a stretch ends.
 """
 
 from __future__ import annotations

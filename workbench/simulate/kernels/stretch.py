@@ -28,8 +28,7 @@ from workbench.simulate.kernels.fields import (
     RUNNING,
     TOTAL,
 )
-from workbench.simulate.kernels.layout import laid_out
-from workbench.simulate.kernels.playing import room_of
+from workbench.simulate.kernels.layout import laid_out, scratch_of
 from workbench.simulate.kernels.pricing import priced
 from workbench.simulate.kernels.queue import choose, complete, count, goes_on, leave, stand
 
@@ -212,12 +211,9 @@ def advance(
     """
     told = np.empty(3)
     held_by = np.empty(_LANES)
-    read = np.empty((1, 3))
-    values = np.empty(tapes[2][0, 8])
-    seconds = np.empty((2, len(groups)))
-    held = np.full(len(groups), -1, np.int64)
-    held_of_reading = np.full(1, -1, np.int64)
-    room = room_of(order)
+    read = np.empty(3)
+    scratch = scratch_of(order, tapes, groups)
+    values, _, hints, _ = scratch
     parts = len(rows) // 8
     loads = (np.empty(len(lists[0]), np.int64), np.empty(parts, np.int64), np.empty(parts, np.int64))
     every = stand(columns, lists[0], counts)
@@ -246,19 +242,16 @@ def advance(
             held_by,
             told,
             before[row],
-            values,
-            seconds,
-            room,
-            held,
+            scratch,
         )
         if missing < 0 and reading >= 0:
-            known = priced(reading, 0, rows, tapes, first_of, values, read, 0, held_of_reading)
+            known = priced(reading, 0, rows, tapes, first_of, values, read, hints, len(groups))
             missing = -1 if known else len(groups)
         if missing >= 0:
             break
         begin = reals[NOW]
         taken = _executed(reals, told, held_by, busy)
-        of_experts = read[0, 0] if reading >= 0 else reals[READ]
+        of_experts = read[0] if reading >= 0 else reals[READ]
         _recorded(running, counts, reals, tokens, rows, taken, begin, of_experts, whole[done], real[done])
         complete(columns, running, counts, tokens[1], standing, reals[NOW], last)
         counts[NUMBER] += 1
