@@ -28,7 +28,6 @@ _KEPT = 8
 """Folders of a module's code that are kept, each of other sources, settings or versions."""
 P = ParamSpec("P")
 R = TypeVar("R")
-tell_compilation()
 
 
 @functools.cache
@@ -174,3 +173,6 @@ def emitted(function: Callable[..., Any]) -> Callable[..., Any]:
 def literal(value: Any) -> int:
     """The value of an intrinsic's argument that was passed as a literal."""
     return int(value.literal_value)
+
+
+tell_compilation()

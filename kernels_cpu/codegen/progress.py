@@ -5,18 +5,18 @@ from threading import Timer
 from time import monotonic
 from typing import Any
 
-from numba.core import event
+from numba.core.event import Listener, register
 
 FIRST, NEXT = 1.0, 5.0
-"""Seconds of compilation after which it is told, and seconds until it is told again."""
+"""Seconds of compilation until the first line, and from one line to the next."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-class CompilationProgress(event.Listener):
-    """Tells on stderr which module of this package Numba compiles, and for how long it has; others are not told.
+class CompilationProgress(Listener):
+    """Reports on stderr which module of this package Numba compiles, and for how long it has.
 
-    Numba calls it under its compiler lock, so that one compilation begins or ends at a time. Functions that are
-    compiled for another one count as part of it.
+    Numba calls it under its compiler lock, so that one compilation begins or ends at a time. A function that is
+    compiled because another one calls it counts as part of that one.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,9 @@ class CompilationProgress(event.Listener):
         self._timer.start()
 
     def _tell(self) -> None:
-        compiling = self._compiling[:1]
-        if compiling:
+        for module in self._compiling[:1]:  # none, if the timer was late
             self._told = True
-            _say(f"compiling {compiling[0]} for this CPU: {monotonic() - self._begun:.0f} s so far ...")
+            _say(f"compiling {module} for this CPU: {monotonic() - self._begun:.0f} s so far ...")
             self._wait(NEXT)
 
 
@@ -70,5 +69,5 @@ def _say(line: str) -> None:
 
 
 def tell_compilation() -> None:
-    """Tell every compilation of this package in this process from now on."""
-    event.register("numba:compile", CompilationProgress())  # type: ignore[no-untyped-call]
+    """Report the compilations of this package in this process from now on."""
+    register("numba:compile", CompilationProgress())  # type: ignore[no-untyped-call]

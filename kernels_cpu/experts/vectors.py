@@ -20,7 +20,7 @@ SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
 _AHEAD = parameters().experts.ahead
 _CHUNK = 64
-"""Steps after which the next pass over a block begins: 16 KiB of weights, which stay in L1 until the last pass."""
+"""Steps that every pass takes before any pass goes on: 16 KiB of weights, which stay in L1 meanwhile."""
 
 
 def _passes(lanes: int, tokens: int) -> list[range]:
@@ -99,7 +99,7 @@ def exact_block(
                     e.store_f32(total, result[t], 4 * width * register)
 
         def go_on(registers: Sequence[int], first: Any, many: Any, begun: Any) -> None:
-            """One pass over `many` steps from the first on; where it has begun, its sums stand in `out`."""
+            """Take `many` steps of one pass; if the pass has begun, its sums so far stand in `out`."""
             sums = [e.zero] * (len(registers) * count * stored)
             for v, register in enumerate(registers):
                 for t in range(count):
@@ -112,7 +112,7 @@ def exact_block(
             store(e.loop(many, sums, next_step), registers)
 
         def chunk(number: Any, _: list[Any]) -> list[Any]:
-            """All passes over some of the steps."""
+            """Take the same steps in every pass."""
             first = builder.mul(number, I64(_CHUNK))
             rest = builder.sub(steps_, first)
             many = builder.select(builder.icmp_signed("<", rest, I64(_CHUNK)), rest, I64(_CHUNK))
@@ -280,7 +280,7 @@ def _dot(e: Emitter, total: Any, words: Any, x: Any, stored: Format, vnni: bool)
 def _dot_avx2(e: Emitter, words: Any, x: Any, stored: Format) -> Any:
     """Dot products of four unsigned and four signed bytes per word.
 
-    Sums of two products of bytes fit 16 bits if one of each is a nibble; else even and odd bytes become 16 bits.
+    INT4: two products of a nibble and a byte add up within 16 bits. INT8: even and odd bytes are widened to 16 bits.
     """
     if stored is Format.INT4:
         return e.dot_pairs(e.dot_small_bytes(words, x), e.iconst(0x00010001))

@@ -71,7 +71,7 @@ class Timeline:
 
     @property
     def spans(self) -> list[Span]:
-        """All spans; those that were added by `extend_later` are made now."""
+        """All spans; the first reader makes those that `extend_later` added."""
         with self._lock:
             for spans in self._later:
                 self._spans.extend(spans)
@@ -79,8 +79,9 @@ class Timeline:
         return self._spans
 
     def extend_later(self, spans: Iterable[Span]) -> None:
-        """Add spans that are made when somebody asks for them; of many simulations nobody does."""
-        self._later.append(spans)
+        """Add spans that are made when `spans` is first read."""
+        with self._lock:
+            self._later.append(spans)
 
     def __len__(self) -> int:
         return len(self.spans)

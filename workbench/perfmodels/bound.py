@@ -29,6 +29,7 @@ ARRIVAL = "the last arrival"
 _TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Amounts of recomputation that are tried first, as shares of the most."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
+"""Share of the interval that a step of a golden-section search keeps."""
 _BOUNDS = 16
 """Limits that are kept for other schedules of the same scenario."""
 _WORKLOADS = 4
