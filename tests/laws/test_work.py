@@ -43,7 +43,7 @@ def test_layers_and_ends_weigh_as_much_as_the_model(pipeline, name):
     layer = sum(stage.op.weight_bytes(model, scenario.precision) for stage in scenario.layer.stages)
     norms = model.num_hidden_layers * (2 * model.hidden_size + model.attention_vectors) * model.other_bytes
     final = model.hidden_size * WEIGHT_BYTES[model.dtype]
-    total = model.num_hidden_layers * layer + embedding_bytes(scenario)
+    total = model.num_hidden_layers * layer + embedding_bytes(scenario.model, scenario.precision)
     assert total == pytest.approx(model.weight_bytes + norms + final, rel=1e-12)
 
 

@@ -101,7 +101,8 @@ def test_each_gpu_of_a_node_holds_the_activations():
 
 def test_a_tied_head_is_one_table():
     tied = replace(MODEL, tie_word_embeddings=True)
-    assert embedding_bytes(tiny_scenario(model=tied)) == (V + 1) * M * 2
+    scenario = tiny_scenario(model=tied)
+    assert embedding_bytes(scenario.model, scenario.precision) == (V + 1) * M * 2
 
 
 def test_resident_weights_and_cache_count_where_they_live():

@@ -197,7 +197,9 @@ def test_the_ledger_has_the_weights_and_caches_of_every_layer(kind):
     found = fits(scenario, Sequential())
     each = [model.of_kind(layer) for layer in model.layer_kinds]
     weights = sum(op.weight_bytes(one, BF16) for one in each for op in BUILT_IN.values() if _has(op, one))
-    assert found.gpu["weights"] + found.host["weights"] == pytest.approx(weights + embedding_bytes(scenario))
+    assert found.gpu["weights"] + found.host["weights"] == pytest.approx(
+        weights + embedding_bytes(scenario.model, scenario.precision)
+    )
     assert found.host["KV cache"] == pytest.approx(50 * 4 * sum(2 * one.kv_elements for one in each))
 
 

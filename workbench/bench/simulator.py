@@ -40,8 +40,7 @@ SWEPT: dict[str, Any] = {
     "workload.output_len": tuple(range(16, 176, 8)),
     "schedule": (VSLPipe(), Sequential(prefetch=True)),
 }
-"""Fields and values of that sweep, a thousand scenarios."""
-SWEPT_REQUESTS = 2000
+"""Fields and values of that sweep over the job, a thousand scenarios."""
 _COMPARED = (Sequential(prefetch=True), CGOPipe(), VSLPipe(), Overlap())
 _CAPACITIES = ("20GB", "30GB", "40GB", "50GB", "60GB", "70GB")
 _OUTPUTS = (32, 64, 128, 256)
@@ -105,7 +104,7 @@ def bench_simulator(
     ratios[f"slider, seconds over {PER_POSITION:g}"] = record.ratio([each / PER_POSITION for each in positions])
     one, two = (_swept(processes) for processes in (1, 2))
     say(
-        f"a sweep over {_count(SWEPT)} scenarios of {SWEPT_REQUESTS} requests: {one:.0f} s on one process and "
+        f"a sweep over {_count(SWEPT)} scenarios of {REQUESTS} requests: {one:.0f} s on one process and "
         f"{two:.0f} s on two, {one / two:.2f} times as fast, {FASTER:g} asked for"
     )
     ratios[f"two processes, speed over {FASTER:g}"] = record.ratio([one / two / FASTER])
@@ -125,10 +124,9 @@ def _position(capacity: str) -> float:
 
 def _swept(processes: int) -> float:
     """Seconds on the clock that a sweep takes in this process, or on so many others that are started meanwhile."""
-    scenario = job().on(workload=Workload.lengths(98, 16, SWEPT_REQUESTS))
     begin = time.perf_counter()
     with _executor(processes) as executor, TemporaryDirectory() as folder:
-        sweeps.sweep(scenario, over=SWEPT, executor=executor, store=Path(folder) / "readings.sqlite")
+        sweeps.sweep(job(), over=SWEPT, executor=executor, store=Path(folder) / "readings.sqlite")
     return time.perf_counter() - begin
 
 

@@ -28,6 +28,8 @@ ARRIVAL = "the last arrival"
 """Name of the limit that the last arrival sets."""
 _TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Amounts of recomputation that are tried first, as shares of the most."""
+_STEP = 3e-7
+"""Accuracy to which the best amount is found, as a share of the most."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Share of the interval that a step of a golden-section search keeps."""
 _BOUNDS = 16
@@ -232,32 +234,81 @@ def _least_limits(
     g = workload.output_len
     most = float(((g - 1) * (2 * p + g)).sum()) / 2  # tokens of the sequences of all decodes
     plain = limits(0.0)
-    least = _least(lambda again: max(limits(again).values()), max(plain.values()), most)
+    least = _least(limits, plain, most)
     return {name: min(value, least) for name, value in plain.items()}
 
 
-def _least(value: Callable[[float], float], first: float, most: float) -> float:
-    """Least value of a unimodal function from 0, where it is `first`, to `most`, by golden-section search.
+class _Tried(NamedTuple):
+    """The limits at an amount of recomputation."""
 
-    Recomputation seldom gains anything, so a search begins only if an amount of it does that `_TRIED` holds.
+    at: float
+    limits: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Name of the largest limit."""
+        return max(self.limits, key=self.limits.__getitem__)
+
+    @property
+    def largest(self) -> float:
+        """The largest limit."""
+        return max(self.limits.values())
+
+
+def _least(limits: Callable[[float], dict[str, float]], plain: dict[str, float], most: float) -> float:
+    """Least value that the largest limit has for amounts of recomputation from 0, where limits are `plain`, to `most`.
+
+    It is unimodal, and first tried at a few amounts until it rises: recomputation seldom gains anything.
     """
-    if all(value(share * most) >= first for share in _TRIED):
-        return first
-    low = 0.0
-    high = most
-    left = high - _GOLDEN * (high - low)
-    right = low + _GOLDEN * (high - low)
-    of_left = value(left)
-    of_right = value(right)
-    while high - low > 1e-6 * most:
-        if of_left < of_right:
-            high = right
-            right, of_right = left, of_left
-            left = high - _GOLDEN * (high - low)
-            of_left = value(left)
+    tried = [_Tried(0.0, plain)]
+    for share in _TRIED:
+        tried.append(_Tried(share * most, limits(share * most)))
+        if tried[-1].largest > tried[-2].largest:
+            break
+    lowest = min(range(len(tried)), key=lambda place: tried[place].largest)
+    if not lowest:
+        return tried[0].largest
+    right = tried[min(lowest + 1, len(tried) - 1)]
+    return _searched(limits, tried[lowest - 1], tried[lowest], right, _STEP * most).largest
+
+
+def _searched(
+    limits: Callable[[float], dict[str, float]], left: _Tried, best: _Tried, right: _Tried, step: float
+) -> _Tried:
+    """The least of a unimodal function between `left` and `right`, of which `best` is the least that is known.
+
+    The largest limits on both sides are nearly straight lines, so that the search goes on where these meet; where that
+    does not halve the interval, it takes the golden section of the larger side.
+    """
+    widths = [math.inf, math.inf]
+    while (width := right.at - left.at) > 3 * step:
+        at = _meeting(left, best, right)
+        if at is None or width > widths[-2] / 2:
+            larger = right if right.at - best.at > best.at - left.at else left
+            at = best.at + (1 - _GOLDEN) * (larger.at - best.at)
+        if abs(at - best.at) < step:
+            at = best.at + (step if right.at - best.at > best.at - left.at else -step)
+        widths.append(width)
+        tried = _Tried(at, limits(at))
+        if tried.largest < best.largest:
+            left, best, right = (best, tried, right) if at > best.at else (left, tried, best)
+        elif at > best.at:
+            right = tried
         else:
-            low = left
-            left, of_left = right, of_right
-            right = low + _GOLDEN * (high - low)
-            of_right = value(right)
-    return min(of_left, of_right)
+            left = tried
+    return best
+
+
+def _meeting(left: _Tried, best: _Tried, right: _Tried) -> float | None:
+    """Amount at which the falling limit and the rising one meet, as straight lines through two points each.
+
+    Beside `best` these are the limit that is the largest there, and the largest at the end to which that one falls.
+    """
+    name = best.name
+    end = right if best.limits[name] > right.limits[name] else left
+    other = end.name
+    if end.at == best.at or name == other:
+        return None
+    gap = best.limits[name] - best.limits[other]
+    closing = gap + end.limits[other] - end.limits[name]
+    return best.at + gap / closing * (end.at - best.at) if closing > 0 else None

@@ -30,6 +30,9 @@ _EXACT = 32  # from twice as many rows on, one call stands for all calls with up
 _KEPT = 24
 """Terms of limits, and rows of calls, that are kept for other scenarios with the same prices."""
 
+_HIGHER = 1 + 1e-12
+"""A line that is not higher by this factor than others where these meet is left out."""
+
 Seconds = Callable[[Rows], float]
 Counts = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
@@ -263,13 +266,14 @@ class _Term:
         outputs = np.array([crowd.outputs for crowd in forced.crowds])
         one = float(min(of_decode[0], of_prefill[0]))
         fixed = max(forced.iterations * one, float((np.minimum(decode, prefill) * outputs).max()))
+        highest = _highest(decode, decodes, forced.decodes)
         ways = self._ways
         times = self._times
 
         def seconds(total: Rows) -> float:
-            whole = min(way.least(total) for way in ways)
+            whole = min([way.least(total) for way in ways])
             recomputed = forced.decodes - total.decode
-            return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
+            return times * max(whole, fixed, *[price * (count - recomputed) for price, count in highest])
 
         return seconds
 
@@ -284,6 +288,30 @@ class _Term:
             for rows in _multiples(row, crowds)[len(found) :]:
                 found.append(min(way.call(rows) for way in self._ways))
         return np.array(found[:crowds])
+
+
+def _highest(prices: Times, counts: Times, most: float) -> list[tuple[float, float]]:
+    """Price and count of each line price (count - x) that is the highest somewhere from x = 0 to `most`.
+
+    The highest is a convex function, so that a line that is the highest at both ends of an interval is so between them.
+    """
+    found = dict[int, None]()
+
+    def search(low: float, first: int, high: float, last: int) -> None:
+        found.update({first: None, last: None})
+        if first == last or prices[first] == prices[last]:
+            return
+        at = (prices[first] * counts[first] - prices[last] * counts[last]) / (prices[first] - prices[last])
+        if not low < at < high:
+            return
+        heights = prices * (counts - at)
+        between = int(heights.argmax())
+        if heights[between] > heights[first] * _HIGHER:
+            search(low, first, at, between)
+            search(at, between, high, last)
+
+    search(0.0, int((prices * counts).argmax()), most, int((prices * (counts - most)).argmax()))
+    return [(float(prices[line]), float(counts[line])) for line in found]
 
 
 @lru_cache(maxsize=_KEPT)

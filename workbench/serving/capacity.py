@@ -15,6 +15,7 @@ import numpy.typing as npt
 from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
+from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
@@ -23,16 +24,30 @@ from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Schedule
+from workbench.schedules.base import Lowering
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
 from workbench.serving.task_cost import TaskCost
-from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, head_format, qkv
+from workbench.stages import (
+    DEFERRED_BUFFERS,
+    Op,
+    Place,
+    Precision,
+    RowClass,
+    buffer_bytes,
+    experts,
+    head,
+    head_format,
+    qkv,
+)
 from workbench.workload import Workload
 
 _WORKLOADS = 4
 """Workloads whose lengths are kept for other scenarios with the same requests."""
+_KEPT = 64
+"""Needs of pipelines that are kept for other scenarios with the same."""
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -167,10 +182,8 @@ def _lengths(workload: Workload, block: int) -> _Lengths:
     return _Lengths(prompts, ends, int((-(-held // block)).sum()), fewest, int(prompt.min()))
 
 
-def embedding_bytes(scenario: Scenario) -> float:
+def embedding_bytes(model: ModelConfig, precision: Precision) -> float:
     """Embedding, head, final norm and sinks, which always stay on the GPU [B]."""
-    model = scenario.model
-    precision = scenario.precision
     usual = DTYPE_BYTES[precision.weights]
     embedding = (model.format_of("embed") if precision.as_stored else None) or usual
     matrices = model.head_params * head_format(model, precision) + model.embedding_params * embedding
@@ -195,7 +208,7 @@ def _angles(device: Place, scenario: Scenario) -> Entry:
 
 def ledger(prepared: Prepared) -> Ledger:
     """The needs in both memories; see `fits`."""
-    needs = _Needs(prepared)
+    needs = _needs(prepared)
     gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
     found = Ledger(prepared.scenario.machine.name, gpu, host)
     return replace(found, search=partial(_changes, prepared, found, needs))
@@ -203,31 +216,71 @@ def ledger(prepared: Prepared) -> Ledger:
 
 def most_blocks(prepared: Prepared) -> int:
     """The most KV blocks, no more than the scenario has, with which everything fits; 0 if there are none."""
-    gone = _gone_blocks(prepared, _Needs(prepared), 0)
+    gone = _gone_blocks(prepared, _needs(prepared), 0)
     return 0 if gone is None else prepared.scenario.kv_blocks - gone
+
+
+def _needs(prepared: Prepared) -> _Needs:
+    scenario = prepared.scenario
+    return _needs_of(prepared.lowering, prepared.cost, scenario.model, scenario.precision)
+
+
+@lru_cache(maxsize=_KEPT)
+def _needs_of(lowering: Lowering, cost: TaskCost, model: ModelConfig, precision: Precision) -> _Needs:
+    """The needs of all scenarios that differ in nothing that decides them."""
+    return _Needs(lowering, cost, model, precision)
+
+
+class _Operation(NamedTuple):
+    """Memory that an operation takes beyond the buffers held.
+
+    Attributes
+    ----------
+    name : str
+    each : float
+        Bytes per token.
+    written : float
+        Those of them that it writes; they are counted a second time, since those of the layer before still exist.
+    packed : ModelConfig or None
+        The model, where the CPU takes other memory for experts, which it packs; see `experts_bytes`.
+    """
+
+    name: str
+    each: float
+    written: float
+    packed: ModelConfig | None
 
 
 class _Needs:
     """Needs of a scenario's pipeline in each memory, for any KV capacity, token budget and number of parts."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._slot = prepared.slot_bytes
-        self._stack = prepared.lowering.stack
-        self._cost = prepared.cost
-        scenario = prepared.scenario
-        self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
+    def __init__(self, lowering: Lowering, cost: TaskCost, model: ModelConfig, precision: Precision) -> None:
+        self._slot = max((cost.exact_transfer(weights_of) for weights_of in lowering.brought), default=0.0)
+        self._stack = lowering.stack
+        self._cost = cost
+        self._weights = {Place.GPU: embedding_bytes(model, precision), Place.CPU: 0.0}
         for layer, count in self._stack.alike:
-            model = self._cost.model_at(layer)
             held = dict[tuple[Op, Place], None]()
             for stage in self._stack.stages(layer):
                 pieces = self._stack.pieces(stage, layer)
                 held.update({(piece.op, Place.CPU if piece.streamed else stage.device): None for piece in pieces})
             for op, home in held:
-                self._weights[home] += count * op.weight_bytes(model, scenario.precision, layer)
-        self._of_expert = list(_chosen_experts(self._stack, self._cost, scenario))
+                self._weights[home] += count * op.weight_bytes(cost.model_at(layer), precision, layer)
+        self._of_expert = list(_chosen_experts(self._stack, cost, model, precision))
         self._rows = dict[Place, list[int]]()
+        self._operations = dict[Place, list[_Operation]]()
         for device, buffers in held_buffers(self._stack).items():
-            self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.classes]
+            self._rows[device] = [_row_bytes(buffers, rows, model, precision) for rows in RowClass.ALL.classes]
+            self._operations[device] = list(self._operations_on(device, model, precision))
+
+    def _operations_on(self, device: Place, model: ModelConfig, precision: Precision) -> Iterator[_Operation]:
+        """The operations of a device in all sorts of layers."""
+        for layer, _ in self._stack.alike:
+            kind = self._cost.model_at(layer)
+            for op in (stage.op for stage in self._stack.stages(layer) if stage.device is device):
+                written = max(_row_bytes(op.writes, rows, model, precision) for rows in op.rows.classes)
+                each = written + op.working_bytes(kind, precision)
+                yield _Operation(op.name, each, written, kind if op.plain is experts and is_packed(kind) else None)
 
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
         """The accounts of the GPU and of the host."""
@@ -300,36 +353,32 @@ class _Needs:
 
     def _largest_operation(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
         """The operation that needs most memory beyond the buffers held; a lane computes one at a time, for one part."""
-        precision = scenario.precision
         needs = dict[str, float]()
         on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
-        for layer, _ in self._stack.alike:
-            model = self._cost.model_at(layer)
-            for op in (stage.op for stage in self._stack.stages(layer) if stage.device is device):
-                # The buffers that it writes are counted a second time: those of the layer before still exist beside
-                # them.
-                written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
-                working = op.working_bytes(model, precision) * batch.part_tokens
-                if op.plain is experts and on_cores and is_packed(model):
-                    working = experts_bytes(model, precision, batch.part_tokens)
-                needs[op.name] = max(needs.get(op.name, 0.0), written * batch.part_tokens + working)
+        tokens = batch.part_tokens
+        for name, each, written, packed in self._operations[device]:
+            size = each * tokens
+            if packed is not None and on_cores:
+                size = written * tokens + experts_bytes(packed, scenario.precision, tokens)
+            needs[name] = max(needs.get(name, 0.0), size)
         if device is Place.GPU:
-            sampled = min(batch.requests, batch.part_tokens)
-            needs[head.name] = head.working_bytes(scenario.model, precision) * sampled
+            needs[head.name] = head.working_bytes(scenario.model, scenario.precision) * min(batch.requests, tokens)
         name = max(needs, key=lambda one: needs[one], default="")
-        return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part_tokens} tokens" if name else "")
+        return Entry("largest operation", needs.get(name, 0.0), f"{name}, {tokens} tokens" if name else "")
 
 
-def _chosen_experts(stack: StackGraph, cost: TaskCost, scenario: Scenario) -> Iterator[tuple[int, float]]:
+def _chosen_experts(
+    stack: StackGraph, cost: TaskCost, model: ModelConfig, precision: Precision
+) -> Iterator[tuple[int, float]]:
     """Number and size of the experts of a layer that are streamed once they are chosen, for each sort of layers."""
     for layer, _ in stack.alike:
         pieces = (
             p for s in stack.stages(layer) if stack.pipeline(layer).streams_chosen(s) for p in stack.pieces(s, layer)
         )
         for op in dict.fromkeys(piece.op for piece in pieces if piece.streamed):
-            count = op.members(scenario.model, layer)
+            count = op.members(model, layer)
             if count:
-                yield count, op.weight_bytes(cost.model_at(layer), scenario.precision, layer) / count
+                yield count, op.weight_bytes(cost.model_at(layer), precision, layer) / count
 
 
 def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:
@@ -343,12 +392,12 @@ def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:
     return held
 
 
-def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> int:
+def _row_bytes(buffers: Iterable[str], rows: RowClass, model: ModelConfig, precision: Precision) -> int:
     """Bytes of one row of all these buffers together, each as wide as in the layers where it is widest."""
-    models = [model for model, _ in scenario.model.unlike] or [scenario.model]
+    kinds = [kind for kind, _ in model.unlike] or [model]
     total = 0
     for buffer in buffers:
-        total += max(buffer_bytes(buffer, model, scenario.precision, rows) for model in models)
+        total += max(buffer_bytes(buffer, kind, precision, rows) for kind in kinds)
     return total
 
 
@@ -476,7 +525,7 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
                 other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
             except WorkbenchError:  # the model, the engine or the machine does not have this number format
                 continue
-            if _left(_Needs(other).accounts(other.scenario, schedule, other.token_budget)) >= 0:
+            if _left(_needs(other).accounts(other.scenario, schedule, other.token_budget)) >= 0:
                 text = f"weights={dtype!r} (now {scenario.weight_formats})"
                 yield Change(text, now / other.scenario.precision.expert_bytes, other.scenario, schedule)
                 return

@@ -36,6 +36,8 @@ FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
 _KEPT = 64
 """Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
+_FEW = 4
+"""Digests that are kept for other results of the same scenario."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -390,10 +392,16 @@ def _early(scenario: Scenario, generated: Lengths) -> dict[str, str]:
 
 def _digest(scenario: Scenario, generated: Lengths) -> str:
     """Digest of everything in a scenario that changes a number: lengths, tokens, sizes and rates."""
+    early = (generated < scenario.workload.output_len).any()
+    return _digest_of(scenario, generated.tobytes() if early else b"")
+
+
+@lru_cache(maxsize=_FEW)
+def _digest_of(scenario: Scenario, ended: bytes) -> str:
+    """Digest of a scenario, and of the tokens of each request if some ended early."""
     workload = scenario.workload
     digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
-    if (generated < workload.output_len).any():
-        digest.update(generated.tobytes())
+    digest.update(ended)
     digest.update(workload.arrival.tobytes())
     for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(field).encode())

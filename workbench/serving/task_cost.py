@@ -102,7 +102,7 @@ class TaskCost:
 
     # -------------------------------------------------------------------------------------------------------- bytes
 
-    @property
+    @cached_property
     def weights_per_layer(self) -> float:
         """Bytes streamed per layer and iteration with rows of both classes, mean over the layers."""
         return sum(self.layer_weights(layer) for layer in range(self._stack.layers)) / self._stack.layers

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, repeat
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -215,42 +215,37 @@ class TaskClock(_Clock):
         self._words = dict[int, _Words]()
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        starts = np.asarray(laid.starts)
-        ends = np.asarray(laid.ends)
+        starts = np.array(laid.starts)
+        ends = np.array(laid.ends)
         before = laid.before
         if before is None:
             before = places_before(plan.tasks, starts.tolist(), ends.tolist())
-        words = self._words_of(plan.tasks)
-        self._add(words, number, starts, ends, np.asarray(before), self.now, seconds)
+        drawn = _Drawn(
+            self._words_of(plan.tasks),
+            np.array([self.now]),
+            np.array([seconds]),
+            starts[np.newaxis],
+            ends[np.newaxis],
+            np.array(before)[np.newaxis],
+        )
+        self.timeline.extend_later(drawn.spans(number))
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
-        words = self._words_of(made.tasks)
-        times = zip(stretch.begin.tolist(), stretch.taken.tolist(), strict=True)
-        for place, (begin, taken) in enumerate(times):
-            columns = (made.starts[place], made.ends[place], made.before[place])
-            self._add(words, first + place, *columns, begin, taken)
+        done = len(stretch.begin)
+        drawn = _Drawn(
+            self._words_of(made.tasks),
+            stretch.begin.copy(),
+            stretch.taken.copy(),
+            made.starts[:done].copy(),
+            made.ends[:done].copy(),
+            made.before[:done].copy(),
+        )
+        self.timeline.extend_later(drawn.spans(first))
 
     def _words_of(self, tasks: Sequence[Task]) -> _Words:
         if id(tasks) not in self._words:
             self._words[id(tasks)] = _Words(tasks)
         return self._words[id(tasks)]
-
-    def _add(
-        self, words: _Words, number: int, starts: Seconds, ends: Seconds, before: Ids, begin: float, seconds: float
-    ) -> None:
-        """Add the spans of an iteration that begins at `begin` and takes `seconds`."""
-        drawn = np.flatnonzero(ends > starts)
-        columns = (
-            words.lanes[drawn].tolist(),
-            words.names[drawn].tolist(),
-            (begin + starts[drawn]).tolist(),
-            (begin + np.minimum(ends[drawn], seconds)).tolist(),
-            repeat(number),
-            repeat(math.nan),
-            words.befores[before[drawn]].tolist(),
-        )
-        # `Span._make` without its call: there are hundreds of thousands
-        self.timeline.spans.extend(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
 
 
 class _Words:
@@ -261,6 +256,45 @@ class _Words:
         self.lanes = np.array([task.node.lane for task in tasks], dtype=object)
         self.names = np.array([task.name for task in tasks], dtype=object)
         self.befores = np.array(lane_names(tasks), dtype=object)
+
+
+class _Drawn(NamedTuple):
+    """Iterations of the same tasks, laid out.
+
+    Attributes
+    ----------
+    words : _Words
+    begins, seconds : ndarray (iterations,)
+        Begin of each iteration on the clock, and the seconds that it takes.
+    starts, ends : ndarray (iterations, tasks)
+        Times of the tasks from the begin of their iteration [s].
+    before : ndarray (iterations, tasks) int64
+        Place in `_Words.befores` of the task whose end let each begin.
+    """
+
+    words: _Words
+    begins: Seconds
+    seconds: Seconds
+    starts: Seconds
+    ends: Seconds
+    before: Ids
+
+    def spans(self, first: int) -> Iterator[Span]:
+        """The spans of these iterations, which are numbered from `first` on."""
+        for place, (begin, seconds) in enumerate(zip(self.begins.tolist(), self.seconds.tolist(), strict=True)):
+            starts = self.starts[place]
+            ends = self.ends[place]
+            drawn = np.flatnonzero(ends > starts)
+            columns = (
+                self.words.lanes[drawn].tolist(),
+                self.words.names[drawn].tolist(),
+                (begin + starts[drawn]).tolist(),
+                (begin + np.minimum(ends[drawn], seconds)).tolist(),
+                repeat(first + place),
+                repeat(math.nan),
+                self.words.befores[self.before[place][drawn]].tolist(),
+            )
+            yield from _spans(columns)
 
 
 class IterationClock(_Clock):
@@ -278,7 +312,12 @@ class IterationClock(_Clock):
         labels = map(_label, stretch.prefill.tolist(), stretch.decode.tolist())
         times = (stretch.begin.tolist(), stretch.end.tolist())
         columns = (repeat("step"), labels, *times, count(first), repeat(math.nan), repeat(""))
-        self.timeline.extend_later(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
+        self.timeline.extend_later(_spans(columns))
+
+
+def _spans(columns: Iterable[Iterable[Any]]) -> Iterator[Span]:
+    """Spans of these columns, as long as the shortest: `Span._make` without its call, for there are many thousands."""
+    return map(tuple.__new__, repeat(Span), zip(*columns, strict=False))
 
 
 def plan_label(plan: Plan) -> str:

@@ -57,6 +57,12 @@ class Loader:
         """Load the kernels with the next iteration: much is going to be simulated."""
         self._left = 0
 
+    def begin(self) -> None:
+        """Load the kernels now if they are on disk, else let a process compile them."""
+        if self._thread is None:
+            self._begin(self._first)
+            self._join()
+
     def load(self) -> Kernels | None:
         """The kernels, compiled here if they are not on disk; None where there are none."""
         self._join()

@@ -78,7 +78,8 @@ class Embedded:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=begin)
         try:
-            pool.submit(os.getpid).result()
+            calls = [pool.submit(os.getpid) for _ in range(self._workers)]  # each starts a process
+            calls[0].result()
         except BaseException as error:
             _kill(pool)
             if not isinstance(error, BrokenExecutor | OSError):
@@ -131,7 +132,7 @@ def begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TQDM_DISABLE"] = "1"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    loader().hasten()
+    loader().begin()
 
 
 def _end_with_parent() -> None:
