@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -134,6 +135,8 @@ def proved(proofs: Proofs) -> Callable[[Callable[..., Any]], Callable[..., None]
                 proofs.forget(case)
                 outcome = test(**operands)
                 proofs.keep(case, "passed" if outcome is None else outcome)
+                if not DEEP:
+                    warnings.warn(f"the proof no longer held: commit data/proofs/{proofs.name}.json", stacklevel=1)
             assert proofs.holds(case)
 
         return checked

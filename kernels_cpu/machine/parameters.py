@@ -79,7 +79,7 @@ class AttentionParameters:
     level: int = field(metadata=_either(1, 2))
     few_heads_ahead: int = field(metadata=_either(0, 1, 2, 4))
     ahead: int = field(metadata=_either(0, 1, 2, 4))
-    ordered_products: ByLanes = field(metadata=_lanes((0, 8, 12), (0, 4, 8)))
+    ordered_products: ByLanes = field(metadata=_lanes((0, 8, 12), (0, 4, 8, 16, 32)))
     run: int = field(metadata=_either(512, 1024, 2048, 4096))
     least_run: int = field(metadata=_either(256, 512, 1024))
 
@@ -193,12 +193,16 @@ class Parameters:
         >>> Parameters.of_family("znver4").attention.streams
         1
         """
-        tables = tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))
-        for table in tables.values():
-            _check_groups({group: own for group, own in table.items() if group != "like"})
+        tables = _shipped()
         name = family if family in tables else "zen" if family.startswith("znver") else "any"
         why = f"the table of {family}" if name == family else f"the table {name!r}, for {family} has none of its own"
         return _parsed(_with_bases(tables, name), why)
+
+    @classmethod
+    def shipped(cls) -> dict[str, Parameters]:
+        """The settings of every table that is shipped, by its name."""
+        tables = _shipped()
+        return {name: _parsed(_with_bases(tables, name), f"the table {name!r}") for name in tables}
 
     @classmethod
     def read(cls, path: Path) -> Parameters:
@@ -231,6 +235,16 @@ class Parameters:
         """The same settings, but for one."""
         changed: Any = replace(getattr(self, group), **{setting: value})
         return replace(self, **{group: changed})
+
+    def taking(self, group: str, other: Parameters, lanes: int) -> Parameters:
+        """The same settings, but those of a group from others, as far as they matter with so many lanes."""
+        changed = self
+        for setting, values in self.values(group, lanes).items():
+            asked = other.at(group, setting)
+            if isinstance(asked, ByLanes):
+                (asked,) = (value for value in values if value[lanes] == asked[lanes])
+            changed = changed.having(group, setting, asked)
+        return changed
 
     def values(self, group: str, lanes: int) -> dict[str, list[Any]]:
         """The values that each setting of a group may have, by its name.
@@ -291,6 +305,14 @@ def parameters() -> Parameters:
     except (OSError, RuntimeError):  # no such file, or no home
         pass
     return Parameters.of_family(cpu_family())
+
+
+def _shipped() -> dict[str, Any]:
+    """The tables of the shipped file, with the names of their bases."""
+    tables = tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))
+    for table in tables.values():
+        _check_groups({group: own for group, own in table.items() if group != "like"})
+    return tables
 
 
 def _with_bases(tables: Mapping[str, Any], name: str) -> dict[str, Any]:

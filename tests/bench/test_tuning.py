@@ -73,6 +73,26 @@ def test_it_finds_the_best_of_each_setting_from_a_spoilt_table(
     assert all(each.ended for each in begun)
 
 
+def test_what_gains_only_together_is_found_in_a_table_of_another_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each of two changes alone costs time."""
+    other = SHIPPED.having("attention", "run", 512).having("attention", "least_run", 256)
+
+    def seconds(settings: Parameters, call: str) -> float:
+        changes = sum(settings.at("attention", name) != SHIPPED.at("attention", name) for name in ("run", "least_run"))
+        return {0: 1.0, 1: 1.2, 2: 0.8}[changes]
+
+    times(monkeypatch, seconds, lambda settings: False)
+    assert found_from(SHIPPED, tmp_path).settings == SHIPPED
+    told: list[str] = []
+    tables = {"same": SHIPPED, "other": other}
+    found = search(SHIPPED, tmp_path, seconds=60, say=told.append, tables=tables)
+    assert found.settings == other
+    assert found.gains == {"attention": pytest.approx(1.25)}
+    assert "attention: the table -> that of other, 1.250 times as fast" in told
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_does_not_win(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)

@@ -1,11 +1,14 @@
-"""The search: one setting after the other, all its values timed in turns with the best so far, and kept if they win."""
+"""The search: first whole tables of other CPUs, then one setting after the other, each timed in turns with the best.
+
+Settings of one table belong together: with some, changing any one of them alone gains nothing.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +72,14 @@ class Found:
     ended: str = ""
 
 
-def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[str], None]) -> Found:
+def search(
+    start: Parameters,
+    folder: Path,
+    *,
+    seconds: float,
+    say: Callable[[str], None],
+    tables: Mapping[str, Parameters] | None = None,
+) -> Found:
     """Search for faster settings from `start` on.
 
     Parameters
@@ -81,6 +91,8 @@ def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[st
         Begin no further setting after so long.
     say : callable
         Receives a line for each setting.
+    tables : mapping of str to Parameters, optional
+        Settings of other CPUs, by the names of their tables.
 
     Returns
     -------
@@ -91,7 +103,7 @@ def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[st
     end = time.monotonic() + seconds
     try:
         for group in Parameters.GROUPS:
-            _search_group(group, found, folder, end, say)
+            _search_group(group, found, tables or {}, folder, end, say)
     except KeyboardInterrupt:
         found.ended = "it was interrupted"
     except TimingError as error:
@@ -99,38 +111,56 @@ def search(start: Parameters, folder: Path, *, seconds: float, say: Callable[[st
     return found
 
 
-def _search_group(group: str, found: Found, folder: Path, end: float, say: Callable[[str], None]) -> None:
-    names = found.settings.values(group, features().lanes)
+def _search_group(
+    group: str,
+    found: Found,
+    tables: Mapping[str, Parameters],
+    folder: Path,
+    end: float,
+    say: Callable[[str], None],
+) -> None:
+    lanes = features().lanes
+    names = found.settings.values(group, lanes)
     if time.monotonic() > end:
         found.untried += [f"{group}.{setting}" for setting in names]
         return
     with ExitStack() as stack:
         first = best = timing_of(group, found.settings, folder, stack)
-        for setting, values in names.items():
-            if time.monotonic() > end:
-                found.untried.append(f"{group}.{setting}")
-                continue
-            now = found.settings.at(group, setting)
-            others = [found.settings.having(group, setting, value) for value in values if value != now]
-            tried = _compiled(group, others, folder, stack, say)
+
+        def try_all(what: str, told: Mapping[Parameters, str]) -> None:
+            """Try several settings, and keep the fastest if it wins."""
+            nonlocal best
+            tried = _compiled(group, list(told), folder, stack, say)
             winner = _winner(best, tried)
             for timing in tried:
                 if timing is not winner:
                     timing.end()
             if winner is None:
-                say(f"{group}.{setting}: {now} stays")
-                continue
+                say(f"{what} stays")
+                return
             gain = ratios(best, [winner])[0]
             if not gain.wins or ratios(first, [winner])[0].worst > _WORST:
                 winner.end()
-                say(f"{group}.{setting}: {now} stays; a second look showed no gain beyond the noise, or a slower call")
-                continue
-            say(f"{group}.{setting}: {now} -> {winner.settings.at(group, setting)}, {1 / gain.mean:.3f} times as fast")
-            found.gains[f"{group}.{setting}"] = 1 / gain.mean
+                say(f"{what} stays; a second look showed no gain beyond the noise, or a slower call")
+                return
+            say(f"{what} -> {told[winner.settings]}, {1 / gain.mean:.3f} times as fast")
+            found.gains[what.partition(":")[0]] = 1 / gain.mean
             found.settings = winner.settings
             if best is not first:
                 best.end()
             best = winner
+
+        others = {found.settings.taking(group, table, lanes): f"that of {name}" for name, table in tables.items()}
+        others.pop(found.settings, None)
+        if others:
+            try_all(f"{group}: the table", others)
+        for setting, values in names.items():
+            if time.monotonic() > end:
+                found.untried.append(f"{group}.{setting}")
+                continue
+            now = found.settings.at(group, setting)
+            changed = {found.settings.having(group, setting, value): str(value) for value in values if value != now}
+            try_all(f"{group}.{setting}: {now}", changed)
 
 
 def timing_of(group: str, settings: Parameters, folder: Path, stack: ExitStack) -> Timing:

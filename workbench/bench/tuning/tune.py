@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,7 +43,7 @@ def tune_cpu(*, seconds: float = 600, out: Path | None = None, say: Callable[[st
     say(f"{cpu_family()}, {features()}")
     path = _writable(out or Parameters.tuned_path())
     with TemporaryDirectory() as folder, listening(also=_children) as noise:
-        found = search(parameters(), Path(folder), seconds=seconds, say=say)
+        found = search(parameters(), Path(folder), seconds=seconds, say=say, tables=Parameters.shipped())
     if not noise.quiet:
         say(f"other programs took {noise.others:.0%} of the cores, more than {OTHERS:.0%}: tune again when they rest")
     if found.ended:
@@ -124,7 +125,7 @@ def bench_tuning(
         spoilt = spoilt_settings(shipped, number)
         with TemporaryDirectory() as name:
             folder = Path(name)
-            found = search(spoilt, folder, seconds=seconds, say=say)
+            found = search(spoilt, folder, seconds=seconds, say=say, tables=_of_others(shipped, spoilt))
             if found.ended:
                 raise WorkbenchError(f"the search ended early: {found.ended}")
             before = _relative(spoilt, shipped, folder)
@@ -135,6 +136,15 @@ def bench_tuning(
     say(f"least speed of each try relative to the shipped settings: {', '.join(f'{speed:.3f}' for speed in speeds)}")
     say(f"{BACK:g} is asked for")
     return speeds
+
+
+def _of_others(shipped: Parameters, spoilt: Parameters) -> dict[str, Parameters]:
+    """The tables of other CPUs; groups that they share with the shipped one, which is to be found, are spoilt."""
+    found = dict[str, Parameters]()
+    for name, table in Parameters.shipped().items():
+        same = [group for group in Parameters.GROUPS if getattr(table, group) == getattr(shipped, group)]
+        found[name] = replace(table, **{group: getattr(spoilt, group) for group in same})
+    return found
 
 
 def spoilt_settings(shipped: Parameters, seed: int) -> Parameters:
