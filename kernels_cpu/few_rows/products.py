@@ -15,7 +15,18 @@ from ..experts.tasks import SIDE_BY_SIDE
 from ..experts.vectors import exact_block, scaled_block
 from ..experts.weights import ROWS, Format
 from ..machine.parameters import parameters
-from ..threads.crew import FIRST, Crew, close_call, crew, join_call, leave_call, next_of_call, open_call
+from ..threads.crew import (
+    FIRST,
+    Crew,
+    StandBy,
+    close_call,
+    crew,
+    helping,
+    join_call,
+    leave_call,
+    next_of_call,
+    open_call,
+)
 from ..threads.task_counts import peek
 
 MOST = 4
@@ -176,8 +187,8 @@ def multiply_blocks(
 
 
 @functools.cache
-def _helper(lanes: int) -> Any:
-    """Compile the work of a helper, which takes tasks of every kind."""
+def _helper(lanes: int) -> StandBy:
+    """The work of a helper, which takes tasks of every kind."""
 
     @compiled()
     def stand_by(board: Any) -> None:
@@ -200,13 +211,13 @@ def _helper(lanes: int) -> Any:
             leave_call(at)
             call = join_call(at, call)
 
-    return stand_by
+    return helping(stand_by)
 
 
 def gathered(lanes: int, threads: int) -> Crew:
     """The calling thread with helpers for the next calls, `threads` together."""
     found = crew(lanes)
-    found.gather(_helper(lanes), threads)
+    found.gather(functools.partial(_helper, lanes), threads)
     return found
 
 

@@ -6,6 +6,7 @@ size, so its helpers look for the next call for a while before they rest.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
@@ -125,6 +126,18 @@ def _add_waiting(board: int) -> None:
     fetch_add(board + _WAITING, 1)
 
 
+StandBy = Callable[[NDArray[np.int64]], object]
+"""Compiled work of a helper: it computes the calls of a board that `join_call` gives it until there is none."""
+
+
+def helping(stand_by: Any) -> StandBy:
+    """Compile the work of a helper, and what starts one, now: helpers that rest are started again at any time."""
+    stand_by.compile((types.int64[::1],))
+    _add_waiting.compile((types.int64,))  # type: ignore[attr-defined]
+    found: StandBy = stand_by
+    return found
+
+
 class Crew:
     """A thread and its helpers.
 
@@ -143,15 +156,16 @@ class Crew:
         self.kept: dict[Any, Any] = {}
         self._address: int = self.board.ctypes.data
 
-    def gather(self, stand_by: Callable[[NDArray[np.int64]], object], threads: int) -> None:
-        """Start as many helpers as are missing for `threads` threads, which run `stand_by(board)`; no more may join.
+    def gather(self, helper: Callable[[], StandBy], threads: int) -> None:
+        """Start as many helpers as are missing for `threads` threads, which run `helper()`; no more may join.
 
-        `stand_by` works on the calls that `join_call` gives it until there is none.
+        `helper` is not called for one thread; see `helping`.
         """
         self.board[_ALLOWED // 8] = threads - 1
         for _ in range(threads - 1 - int(self.board[_WAITING // 8])):
+            stand_by = helper()
             _add_waiting(self._address)
-            start(lambda: stand_by(self.board))
+            start(functools.partial(stand_by, self.board))
 
 
 _own = threading.local()
