@@ -20,8 +20,8 @@ from ..threads.crew import (
     Crew,
     StandBy,
     close_call,
+    compiled_work,
     crew,
-    helping,
     join_call,
     leave_call,
     next_of_call,
@@ -211,7 +211,7 @@ def _helper(lanes: int) -> StandBy:
             leave_call(at)
             call = join_call(at, call)
 
-    return helping(stand_by)
+    return compiled_work(stand_by)
 
 
 def gathered(lanes: int, threads: int) -> Crew:

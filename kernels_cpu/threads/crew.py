@@ -130,8 +130,8 @@ StandBy = Callable[[NDArray[np.int64]], object]
 """Compiled work of a helper: it computes the calls of a board that `join_call` gives it until there is none."""
 
 
-def helping(stand_by: Any) -> StandBy:
-    """Compile the work of a helper, and what starts one, now: helpers that rest are started again at any time."""
+def compiled_work(stand_by: Any) -> StandBy:
+    """Compile now what a helper runs: one that finds no call for a while ends, and who starts another must not wait."""
     stand_by.compile((types.int64[::1],))
     _add_waiting.compile((types.int64,))  # type: ignore[attr-defined]
     found: StandBy = stand_by
@@ -156,14 +156,14 @@ class Crew:
         self.kept: dict[Any, Any] = {}
         self._address: int = self.board.ctypes.data
 
-    def gather(self, helper: Callable[[], StandBy], threads: int) -> None:
-        """Start as many helpers as are missing for `threads` threads, which run `helper()`; no more may join.
+    def gather(self, work: Callable[[], StandBy], threads: int) -> None:
+        """Start as many helpers as are missing for `threads` threads; no more may join.
 
-        `helper` is not called for one thread; see `helping`.
+        They run what `work` returns. It is not called where none is missing, so that one thread alone compiles nothing.
         """
         self.board[_ALLOWED // 8] = threads - 1
         for _ in range(threads - 1 - int(self.board[_WAITING // 8])):
-            stand_by = helper()
+            stand_by = work()
             _add_waiting(self._address)
             start(functools.partial(stand_by, self.board))
 

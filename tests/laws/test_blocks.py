@@ -163,7 +163,7 @@ def test_no_more_sequences_run_than_may_and_a_limit_that_never_binds_changes_not
         return serve(prepare(limited, schedule), clock, Source.SIMULATED), max(clock.running)
 
     free, peak = served(None)
-    of_batch = isinstance(scenario.scheduler, StaticBatching)  # it limits a batch, of which not all need run at once
+    of_batch = isinstance(scenario.scheduler, StaticBatching)  # limits a batch: some end before others of it begin
     never = len(scenario.workload) if of_batch else peak
     assert served(never)[0].steps == free.steps
     limited, running = served(most)

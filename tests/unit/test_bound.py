@@ -1,11 +1,12 @@
 """The bound: lane loads and the iterations that the KV cache forces."""
 
 from collections import Counter
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
 from tests.examples import examples
@@ -14,8 +15,8 @@ from workbench.analysis.compare import compare
 from workbench.core.errors import CapacityError, ScheduleError
 from workbench.core.result import Source
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import ARRIVAL, least_forced, least_iterations, recomputed, total_rows
-from workbench.perfmodels.loads import Loads, crowds
+from workbench.perfmodels.bound import ARRIVAL, _least, least_forced, least_iterations, recomputed, total_rows
+from workbench.perfmodels.loads import Loads, _highest, crowds
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.scheduler.base import most_running
 from workbench.scheduler.resource_aware import ResourceAware
@@ -213,6 +214,65 @@ def test_requests_that_come_late_are_waited_for():
     assert sentence.startswith("The arrival of the requests limits VSLPipe (simulated ")
     soon = scenario.on(workload=scenario.workload.arriving(at=[0.0, 0.0, 0.0]))
     assert bound(soon, VSLPipe()).seconds == bound(scenario, VSLPipe()).seconds
+
+
+LINES = st.lists(st.tuples(st.floats(0, 5), st.floats(-4, 4)), min_size=1, max_size=4)
+"""Value at 0 and slope of lines over the share of recomputation."""
+
+
+def limits_of(lines, most, evaluated):
+    def limits(again):
+        evaluated.append(again)
+        return {str(number): value + slope * again / most for number, (value, slope) in enumerate(lines)}
+
+    return limits
+
+
+@examples(300)
+@given(LINES, st.sampled_from([1.0, 1e3, 7e8]))
+def test_the_least_of_convex_limits_is_found_in_few_tries(lines, most):
+    tried = []
+    limits = limits_of(lines, most, tried)
+    found = _least(limits, limits(0.0), most)
+    corners = [0.0, 1.0] + [
+        share
+        for (one, up), (other, down) in combinations(lines, 2)
+        if up != down and 0 <= (share := (other - one) / (up - down)) <= 1
+    ]
+    least = min(max(value + slope * share for value, slope in lines) for share in corners)
+    assert least - 1e-9 <= found <= least + 5e-6
+    assert 0 <= min(tried) <= max(tried) <= most
+    assert len(tried) < 48
+
+
+@pytest.mark.parametrize(
+    ("value", "least"),
+    [
+        (lambda share: 2 - share, 1.0),  # at the last amount that is tried
+        (lambda share: max(1.0, 2 - 10 * share, 10 * share - 5), 1.0),  # a plateau
+        (lambda share: 1 + abs(share - 5e-7), 1 + 5e-7),  # within a step of nothing
+        (lambda share: min(1 + 1e6 * share, 1.1) - 0.5 * min(share, 0.3), 0.95),  # it rises first and falls later
+        (lambda share: 1.0, 1.0),
+    ],
+)
+def test_the_least_is_found_where_the_largest_limit_has_odd_shapes(value, least):
+    most = 1e6
+
+    def limits(again):
+        return {"one": value(again / most), "other": 0.0}
+
+    assert _least(limits, limits(0.0), most) == pytest.approx(least, abs=2e-6)
+
+
+@examples(300)
+@given(st.lists(st.tuples(st.floats(1e-3, 9), st.floats(-50, 100)), min_size=1, max_size=40), st.floats(0, 60))
+def test_the_highest_lines_are_as_high_as_all(lines, most):
+    prices, counts = map(np.array, zip(*lines, strict=True))
+    few = _highest(prices, counts, most)
+    assert set(few) <= set(lines)
+    for x in np.linspace(0, most, 50):
+        highest = float((prices * (counts - x)).max())
+        assert max(price * (count - x) for price, count in few) == pytest.approx(highest, rel=1e-9, abs=1e-9)
 
 
 @examples(40)

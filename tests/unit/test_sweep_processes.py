@@ -164,8 +164,9 @@ def where(monkeypatch, base, count, *, pace, cores=2):
     used = []
 
     class Fake(Told):
-        def __init__(self):
+        def __init__(self, workers):
             super().__init__()
+            assert workers == min(cores, count)
             used.append("processes")
 
         def submit(self, call, base, chunk):

@@ -71,6 +71,8 @@ def bench_simulator(
 ) -> dict[str, dict[str, float]]:
     """Print the seconds of the job in both details, the scenarios that a core simulates in a minute, and a slider's.
 
+    The spans of every task's timeline are made when they are read; the time for that is told beside.
+
     These figures are CPU time of this process, so that other programs do not count. A first simulation, which also
     imports modules and reads catalogues, is not timed, nor is compiling. Last comes the gain of a sweep from a second
     process, by the clock.
@@ -87,6 +89,8 @@ def bench_simulator(
         taken = [_seconds(job(), VSLPipe(), detail) for _ in range(repeats)]
         what = f"{REQUESTS} requests, detail {detail.value}"
         say(f"{what}: {median(taken):.3f} s ({min(taken):.3f} to {max(taken):.3f}), {most:g} s asked for")
+        if detail is Detail.TASK:
+            say(f"their timeline, once it is read: {_reading():.3f} s more")
         ratios[f"{what}, seconds over {most:g}"] = record.ratio([seconds / most for seconds in taken])
     taken = [_seconds(*one) for one in sweep()]
     rate = 60 / (sum(taken) / len(taken))
@@ -139,6 +143,14 @@ def _executor(processes: int) -> Executor:
 
 def _count(over: dict[str, Any]) -> int:
     return math.prod(map(len, over.values()))
+
+
+def _reading() -> float:
+    """Seconds to make the spans of all tasks of the job."""
+    timeline = simulate(job(), VSLPipe(), detail=Detail.TASK).timeline
+    begin = time.process_time()
+    len(timeline)
+    return time.process_time() - begin
 
 
 def _seconds(scenario: Scenario, schedule: Schedule, detail: Detail = Detail.ITERATION) -> float:

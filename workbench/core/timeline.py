@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ class Timeline:
 
     def __init__(self, spans: list[Span] | None = None, labels: dict[str, str] | None = None) -> None:
         self._spans = [] if spans is None else spans
-        self._later = list[Iterable[Span]]()
+        self._later = list[Callable[[], Iterable[Span]]]()
         self._lock = Lock()
         self.labels = {} if labels is None else labels
 
@@ -73,15 +73,15 @@ class Timeline:
     def spans(self) -> list[Span]:
         """All spans; the first reader makes those that `extend_later` added."""
         with self._lock:
-            for spans in self._later:
-                self._spans.extend(spans)
+            made = [span for make in self._later for span in make()]  # all or, if it is interrupted, none
+            self._spans.extend(made)
             self._later.clear()
         return self._spans
 
-    def extend_later(self, spans: Iterable[Span]) -> None:
-        """Add spans that are made when `spans` is first read."""
+    def extend_later(self, make: Callable[[], Iterable[Span]]) -> None:
+        """Add spans that are made when `spans` is first read, by a function that may be called again."""
         with self._lock:
-            self._later.append(spans)
+            self._later.append(make)
 
     def __len__(self) -> int:
         return len(self.spans)

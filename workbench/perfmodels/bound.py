@@ -29,7 +29,7 @@ ARRIVAL = "the last arrival"
 _TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Amounts of recomputation that are tried first, as shares of the most."""
 _STEP = 3e-7
-"""Accuracy to which the best amount is found, as a share of the most."""
+"""Least distance of two amounts that are tried, as a share of the most; the best is found to within three."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Share of the interval that a step of a golden-section search keeps."""
 _BOUNDS = 16
@@ -251,20 +251,17 @@ class _Tried(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The largest limit."""
+        """The largest limit [s]."""
         return max(self.limits.values())
 
 
 def _least(limits: Callable[[float], dict[str, float]], plain: dict[str, float], most: float) -> float:
     """Least value that the largest limit has for amounts of recomputation from 0, where limits are `plain`, to `most`.
 
-    It is unimodal, and first tried at a few amounts until it rises: recomputation seldom gains anything.
+    It is taken to be unimodal: where it is not, what is found is a least among its neighbours, which is too high.
+    Recomputation seldom gains anything, so that a search begins only if one of the amounts in `_TRIED` does.
     """
-    tried = [_Tried(0.0, plain)]
-    for share in _TRIED:
-        tried.append(_Tried(share * most, limits(share * most)))
-        if tried[-1].largest > tried[-2].largest:
-            break
+    tried = [_Tried(0.0, plain), *(_Tried(share * most, limits(share * most)) for share in _TRIED)]
     lowest = min(range(len(tried)), key=lambda place: tried[place].largest)
     if not lowest:
         return tried[0].largest
@@ -277,8 +274,8 @@ def _searched(
 ) -> _Tried:
     """The least of a unimodal function between `left` and `right`, of which `best` is the least that is known.
 
-    The largest limits on both sides are nearly straight lines, so that the search goes on where these meet; where that
-    does not halve the interval, it takes the golden section of the larger side.
+    The largest limits on both sides are nearly straight lines, so that the search goes on where these meet; where two
+    such steps do not halve the interval, it takes the golden section of the larger side.
     """
     widths = [math.inf, math.inf]
     while (width := right.at - left.at) > 3 * step:

@@ -28,7 +28,7 @@ from workbench.schedules.base import Lowering
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
-from workbench.serving.prepared import Prepared, price
+from workbench.serving.prepared import Prepared, price, slot_bytes
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import (
     DEFERRED_BUFFERS,
@@ -227,7 +227,7 @@ def _needs(prepared: Prepared) -> _Needs:
 
 @lru_cache(maxsize=_KEPT)
 def _needs_of(lowering: Lowering, cost: TaskCost, model: ModelConfig, precision: Precision) -> _Needs:
-    """The needs of all scenarios that differ in nothing that decides them."""
+    """The needs of all scenarios that share tasks and prices."""
     return _Needs(lowering, cost, model, precision)
 
 
@@ -240,7 +240,7 @@ class _Operation(NamedTuple):
     each : float
         Bytes per token.
     written : float
-        Those of them that it writes; they are counted a second time, since those of the layer before still exist.
+        Of these, the buffers that it writes: a second copy, beside that of the layer before.
     packed : ModelConfig or None
         The model, where the CPU takes other memory for experts, which it packs; see `experts_bytes`.
     """
@@ -255,7 +255,7 @@ class _Needs:
     """Needs of a scenario's pipeline in each memory, for any KV capacity, token budget and number of parts."""
 
     def __init__(self, lowering: Lowering, cost: TaskCost, model: ModelConfig, precision: Precision) -> None:
-        self._slot = max((cost.exact_transfer(weights_of) for weights_of in lowering.brought), default=0.0)
+        self._slot = slot_bytes(lowering, cost)
         self._stack = lowering.stack
         self._cost = cost
         self._weights = {Place.GPU: embedding_bytes(model, precision), Place.CPU: 0.0}

@@ -29,15 +29,15 @@ from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import PartRows, Place, Precision, RowClass, Rows, Stage, decode_attention, kv
-from workbench.workload import UNIFORM, Routing
+from workbench.workload import UNIFORM, Routing, Workload
 from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
 _KEPT = 64
 """Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
-_FEW = 4
-"""Digests that are kept for other results of the same scenario."""
+_WORKLOADS = 4
+"""Workloads whose digests are kept for other scenarios with the same requests."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -59,7 +59,12 @@ class Prepared:
     @property
     def slot_bytes(self) -> float:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
-        return max((self.cost.exact_transfer(weights_of) for weights_of in self.lowering.brought), default=0.0)
+        return slot_bytes(self.lowering, self.cost)
+
+
+def slot_bytes(lowering: Lowering, cost: TaskCost) -> float:
+    """Size of one weight slot: the largest weight transfer of any iteration [B]."""
+    return max((cost.exact_transfer(weights_of) for weights_of in lowering.brought), default=0.0)
 
 
 def price(scenario: Scenario, schedule: Schedule) -> Prepared:
@@ -392,22 +397,22 @@ def _early(scenario: Scenario, generated: Lengths) -> dict[str, str]:
 
 def _digest(scenario: Scenario, generated: Lengths) -> str:
     """Digest of everything in a scenario that changes a number: lengths, tokens, sizes and rates."""
-    early = (generated < scenario.workload.output_len).any()
-    return _digest_of(scenario, generated.tobytes() if early else b"")
-
-
-@lru_cache(maxsize=_FEW)
-def _digest_of(scenario: Scenario, ended: bytes) -> str:
-    """Digest of a scenario, and of the tokens of each request if some ended early."""
     workload = scenario.workload
-    digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
-    digest.update(ended)
+    digest = _digest_of_lengths(workload).copy()
+    if (generated < workload.output_len).any():
+        digest.update(generated.tobytes())
     digest.update(workload.arrival.tobytes())
     for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(field).encode())
     if scenario.routing != UNIFORM:
         digest.update(repr(scenario.routing).encode())
     return digest.hexdigest()[:12]
+
+
+@lru_cache(maxsize=_WORKLOADS)
+def _digest_of_lengths(workload: Workload) -> hashlib._Hash:
+    """The digest of a workload's lengths, for others to be added to a copy of it."""
+    return hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
 
 
 def _blemishes(profile: Profile | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, repeat
 from typing import Any, ClassVar, NamedTuple
 
@@ -228,7 +229,7 @@ class TaskClock(_Clock):
             ends[np.newaxis],
             np.array(before)[np.newaxis],
         )
-        self.timeline.extend_later(drawn.spans(number))
+        self.timeline.extend_later(partial(drawn.spans, number))
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
         done = len(stretch.begin)
@@ -240,7 +241,7 @@ class TaskClock(_Clock):
             made.ends[:done].copy(),
             made.before[:done].copy(),
         )
-        self.timeline.extend_later(drawn.spans(first))
+        self.timeline.extend_later(partial(drawn.spans, first))
 
     def _words_of(self, tasks: Sequence[Task]) -> _Words:
         if id(tasks) not in self._words:
@@ -306,17 +307,21 @@ class IterationClock(_Clock):
         super().__init__(prepared, Timeline(), until)
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        self.timeline.extend_later((Span("step", plan_label(plan), self.now, self.now + seconds, number),))
+        span = Span("step", plan_label(plan), self.now, self.now + seconds, number)
+        self.timeline.extend_later(lambda: [span])
 
     def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
-        labels = map(_label, stretch.prefill.tolist(), stretch.decode.tolist())
+        rows = (stretch.prefill.tolist(), stretch.decode.tolist())
         times = (stretch.begin.tolist(), stretch.end.tolist())
-        columns = (repeat("step"), labels, *times, count(first), repeat(math.nan), repeat(""))
-        self.timeline.extend_later(_spans(columns))
+
+        def spans() -> Iterator[Span]:
+            return _spans((repeat("step"), map(_label, *rows), *times, count(first), repeat(math.nan), repeat("")))
+
+        self.timeline.extend_later(spans)
 
 
 def _spans(columns: Iterable[Iterable[Any]]) -> Iterator[Span]:
-    """Spans of these columns, as long as the shortest: `Span._make` without its call, for there are many thousands."""
+    """As many spans as the shortest column has entries: `Span._make` without its call, for there are many thousands."""
     return map(tuple.__new__, repeat(Span), zip(*columns, strict=False))
 
 

@@ -57,8 +57,8 @@ class Loader:
         """Load the kernels with the next iteration: much is going to be simulated."""
         self._left = 0
 
-    def begin(self) -> None:
-        """Load the kernels now if they are on disk, else let a process compile them."""
+    def load_if_kept(self) -> None:
+        """Load the kernels and wait for them if they are on disk; else let a process compile them."""
         if self._thread is None:
             self._begin(self._first)
             self._join()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.analysis.sweeps.reading import Rows
 from workbench.core.errors import SweepError
-from workbench.hardware.machine import usable_cores
 from workbench.simulate.loading import loader
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Pool(Protocol):
 
 
 class Embedded:
-    """Processes of this computer, one for each core: they begin afresh, and end with this process.
+    """So many processes of this computer, which begin afresh, and end with this process.
 
     Raises
     ------
@@ -49,8 +48,8 @@ class Embedded:
         If no process can be started.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        self._workers = workers or usable_cores()
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self.window = 2 * self._workers
         self._pool = self._started()
 
@@ -132,7 +131,7 @@ def begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TQDM_DISABLE"] = "1"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    loader().begin()
+    loader().load_if_kept()
 
 
 def _end_with_parent() -> None:

@@ -84,7 +84,7 @@ def _read_here(base: Base, waiting: deque[Task], collect: Collect, seconds: floa
 
 def _read_on_processes(base: Base, waiting: deque[Task], collect: Collect, pace: float) -> None:
     try:
-        pool = Embedded()
+        pool = Embedded(min(usable_cores(), len(waiting)))
     except SweepError as error:
         warnings.warn(f"{error} All points are read in this process.", RuntimeWarning, stacklevel=4)
         return

@@ -59,7 +59,7 @@ class Found:
     ----------
     settings : Parameters
     gains : dict of {str: float}
-        Speed relative to what was before, of each setting that was changed.
+        Speed relative to what was before, of each setting that was changed, and by a group's name of its whole table.
     untried : list of str
         Settings for which no time was left.
     ended : str
@@ -90,7 +90,7 @@ def search(
     seconds : float
         Begin no further setting after so long.
     say : callable
-        Receives a line for each setting.
+        Receives a line for the tables and for each setting.
     tables : mapping of str to Parameters, optional
         Settings of other CPUs, by the names of their tables.
 
@@ -127,7 +127,7 @@ def _search_group(
     with ExitStack() as stack:
         first = best = timing_of(group, found.settings, folder, stack)
 
-        def try_all(what: str, told: Mapping[Parameters, str]) -> None:
+        def try_all(name: str, now: str, told: Mapping[Parameters, str]) -> None:
             """Try several settings, and keep the fastest if it wins."""
             nonlocal best
             tried = _compiled(group, list(told), folder, stack, say)
@@ -136,15 +136,15 @@ def _search_group(
                 if timing is not winner:
                     timing.end()
             if winner is None:
-                say(f"{what} stays")
+                say(f"{name}: {now} stays")
                 return
             gain = ratios(best, [winner])[0]
             if not gain.wins or ratios(first, [winner])[0].worst > _WORST:
                 winner.end()
-                say(f"{what} stays; a second look showed no gain beyond the noise, or a slower call")
+                say(f"{name}: {now} stays; a second look showed no gain beyond the noise, or a slower call")
                 return
-            say(f"{what} -> {told[winner.settings]}, {1 / gain.mean:.3f} times as fast")
-            found.gains[what.partition(":")[0]] = 1 / gain.mean
+            say(f"{name}: {now} -> {told[winner.settings]}, {1 / gain.mean:.3f} times as fast")
+            found.gains[name] = 1 / gain.mean
             found.settings = winner.settings
             if best is not first:
                 best.end()
@@ -153,14 +153,14 @@ def _search_group(
         others = {found.settings.taking(group, table, lanes): f"that of {name}" for name, table in tables.items()}
         others.pop(found.settings, None)
         if others:
-            try_all(f"{group}: the table", others)
+            try_all(group, "the table", others)
         for setting, values in names.items():
             if time.monotonic() > end:
                 found.untried.append(f"{group}.{setting}")
                 continue
             now = found.settings.at(group, setting)
             changed = {found.settings.having(group, setting, value): str(value) for value in values if value != now}
-            try_all(f"{group}.{setting}: {now}", changed)
+            try_all(f"{group}.{setting}", str(now), changed)
 
 
 def timing_of(group: str, settings: Parameters, folder: Path, stack: ExitStack) -> Timing:

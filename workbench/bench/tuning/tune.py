@@ -142,9 +142,15 @@ def _of_others(shipped: Parameters, spoilt: Parameters) -> dict[str, Parameters]
     """The tables of other CPUs; groups that they share with the shipped one, which is to be found, are spoilt."""
     found = dict[str, Parameters]()
     for name, table in Parameters.shipped().items():
-        same = [group for group in Parameters.GROUPS if getattr(table, group) == getattr(shipped, group)]
+        same = [group for group in Parameters.GROUPS if _alike(spoilt, group, table, shipped)]
         found[name] = replace(table, **{group: getattr(spoilt, group) for group in same})
     return found
+
+
+def _alike(start: Parameters, group: str, one: Parameters, other: Parameters) -> bool:
+    """True if both have the same settings of a group, as far as they matter here."""
+    lanes = features().lanes
+    return start.taking(group, one, lanes) == start.taking(group, other, lanes)
 
 
 def spoilt_settings(shipped: Parameters, seed: int) -> Parameters:
