@@ -253,6 +253,7 @@ def test_the_least_of_convex_limits_is_found_in_few_tries(lines, most):
         (lambda share: 1 + abs(share - 5e-7), 1 + 5e-7),  # within a step of nothing
         (lambda share: min(1 + 1e6 * share, 1.1) - 0.5 * min(share, 0.3), 0.95),  # it rises first and falls later
         (lambda share: 1.0, 1.0),
+        (lambda share: abs(share - 0.4) ** 0.5, 0.0),  # steep, and no line
     ],
 )
 def test_the_least_is_found_where_the_largest_limit_has_odd_shapes(value, least):
@@ -261,7 +262,21 @@ def test_the_least_is_found_where_the_largest_limit_has_odd_shapes(value, least)
     def limits(again):
         return {"one": value(again / most), "other": 0.0}
 
-    assert _least(limits, limits(0.0), most) == pytest.approx(least, abs=2e-6)
+    assert _least(limits, limits(0.0), most) == pytest.approx(least, abs=1e-3 if least == 0 else 2e-6)
+
+
+def test_the_least_is_found_where_curved_limits_meet():
+    def limits(share):
+        return {"falling": (1 - share) ** 2, "rising": 3 * share**2, "always": 0.1}
+
+    meeting = 1 / (1 + 3**0.5)
+    assert _least(limits, limits(0.0), 1.0) == pytest.approx(3 * meeting**2, abs=3e-6)
+
+
+def test_all_tangents_of_a_parabola_are_among_the_highest_lines():
+    touching = np.arange(60.0)
+    prices, counts = 2 * (60 - touching), touching + (60 - touching) / 2
+    assert set(_highest(prices, counts, 59.0)) == set(zip(prices, counts, strict=True))
 
 
 @examples(300)
