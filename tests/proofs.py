@@ -136,7 +136,7 @@ def proved(proofs: Proofs) -> Callable[[Callable[..., Any]], Callable[..., None]
                 outcome = test(**operands)
                 proofs.keep(case, "passed" if outcome is None else outcome)
                 if not DEEP:
-                    warnings.warn(f"{case} had no valid proof: commit data/proofs/{proofs.name}.json", stacklevel=1)
+                    warnings.warn(f"the proof no longer held: commit data/proofs/{proofs.name}.json", stacklevel=1)
             assert proofs.holds(case)
 
         return checked

@@ -106,12 +106,12 @@ def test_the_work_is_done_until_it_is_proved(here: Proofs) -> None:
         calls.append(number)
         return {"number": number}
 
-    with pytest.warns(UserWarning, match="had no valid proof: commit data/proofs/here.json"):
+    with pytest.warns(UserWarning, match="no longer held: commit data/proofs/here.json"):
         test_work(number=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         test_work(number=1)
-    with pytest.warns(UserWarning, match="had no valid proof"):
+    with pytest.warns(UserWarning, match="no longer held"):
         test_work(number=2)
     assert calls == [1, 2]
     assert json.loads(here.path.read_text())["shown"] == {"test_work 1": {"number": 1}, "test_work 2": {"number": 2}}
@@ -132,7 +132,7 @@ def test_a_parameter_that_cannot_tell_cases_apart_is_refused(names: object, here
             test(number=1, kind="odd", made=object())
 
 
-@pytest.mark.filterwarnings("ignore:.* had no valid proof")
+@pytest.mark.filterwarnings("ignore:the proof no longer held")
 def test_a_failed_run_leaves_no_proof(here: Proofs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the one that there was, where the work is done once more."""
     right = True
