@@ -289,7 +289,7 @@ def explorer(slow, monkeypatch):
         zipped=False,
     )
     shown = {}
-    made = Explorer(Readings(base, grid, {}), first_look(grid, base), shown.__setitem__)
+    made = Explorer(Readings(base, grid, {}), first_look(grid, base), lambda **parts: shown.update(parts))
     made.shown = shown
     yield made
     made.close()
@@ -366,9 +366,8 @@ MESSAGES = st.one_of(
 @examples(60)
 def test_whatever_is_asked_the_picture_is_of_two_axes_and_has_the_chosen_point(swept, messages):
     shown = {}
-    explorer = Explorer(
-        Readings(swept.base, swept.grid, swept.rows), first_look(swept.grid, swept.base), shown.__setitem__
-    )
+    readings = Readings(swept.base, swept.grid, swept.rows)
+    explorer = Explorer(readings, first_look(swept.grid, swept.base), lambda **parts: shown.update(parts))
     explorer.readings.explain = lambda *_: None
     for message in messages:
         with suppress(ScenarioError):

@@ -35,10 +35,10 @@ class Desk:
         offered = tuple(schedules) or contenders(scenario.stack)
         self.studio = Studio(scenario, offered, names or {}, self.publish, lambda *_: None, lambda _: None)
 
-    def publish(self, name, value):
-        json.dumps(value)  # what cannot be sent fails here
-        self.shown[name] = value
-        self.count[name] = self.count.get(name, 0) + 1
+    def publish(self, **parts):
+        json.dumps(parts)  # what cannot be sent fails here
+        self.shown |= parts
+        self.count |= {name: self.count.get(name, 0) + 1 for name in parts}
 
     def say(self, do, **more):
         self.studio.answer({"do": do, **more})

@@ -110,7 +110,7 @@ class View(Page):
         self.studio.answer(message)
 
     def _tell(self, problem: str) -> None:
-        self._publish("figures", {**self.figures, "problem": problem})
+        self._publish(figures={**self.figures, "problem": problem})
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The widget, and a still with its scenario for pages without a kernel."""

@@ -66,9 +66,11 @@ class Page(anywidget.AnyWidget):
         """Show what went wrong with a message."""
         raise NotImplementedError
 
-    def _publish(self, name: str, value: Any) -> None:
-        with self._sending:
-            setattr(self, name, value)
+    def _publish(self, **parts: Any) -> None:
+        """Show parts, by their names, in one message, so that the browser draws once."""
+        with self._sending, self.hold_sync():
+            for name, value in parts.items():
+                setattr(self, name, value)
 
     def _received(self, _: object, message: Any, __: object) -> None:
         number = int(message.get("n", 0))

@@ -28,11 +28,11 @@ class Explorer:
     readings : Readings
     look : Look
         What the view begins with.
-    publish : callable (str, value) -> None
-        Called from several threads, one at a time, with the name of a part and what it shows.
+    publish : callable (**parts) -> None
+        Called from several threads, one at a time, with what some parts show, by their names.
     """
 
-    def __init__(self, readings: Readings, look: Look, publish: Callable[[str, Any], None]) -> None:
+    def __init__(self, readings: Readings, look: Look, publish: Callable[..., None]) -> None:
         self.readings = readings
         self.look = look
         self._out = publish
@@ -58,7 +58,7 @@ class Explorer:
 
     def tell(self, problem: str) -> None:
         """Show what went wrong."""
-        self._out("explored", picture(self.readings, self.look, busy=False, problem=problem))
+        self._out(explored=picture(self.readings, self.look, busy=False, problem=problem))
 
     def _on_set(self, message: Message) -> None:
         self._go_to(moved(self.readings.grid, self.look, str(message["name"]), int(message["value"])))
@@ -84,7 +84,7 @@ class Explorer:
         """Show what is known there at once, and let the rest be read."""
         with self._lock:
             self.look = look
-            self._out("settings", controls(self.readings.grid, look))
+            self._out(settings=controls(self.readings.grid, look))
             self._show(look, busy=bool(self._unread(look)))
             self._worker.put(look)
 
@@ -96,8 +96,8 @@ class Explorer:
         """Publish the picture, unless another look has come meanwhile."""
         with self._lock:
             if look == self.look:
-                self._out("explored", picture(self.readings, look, busy=busy, problem=problem))
-                self._out("point", chosen(self.readings, look))
+                explored = picture(self.readings, look, busy=busy, problem=problem)
+                self._out(explored=explored, point=chosen(self.readings, look))
                 self._due = time.monotonic() + _PERIOD
 
     def _work(self, look: Look, overtaken: Overtaken) -> None:

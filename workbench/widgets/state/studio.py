@@ -55,8 +55,8 @@ class Studio:
         Schedules that stand first among those offered; the first is chosen.
     names : mapping of str to Op or ExpertSet
         The user's own operations and sets of experts, by the names of their variables.
-    publish : callable (str, value) -> None
-        Called from several threads, one at a time, with the name of a part and what it shows.
+    publish : callable (**parts) -> None
+        Called from several threads, one at a time, with what some parts show, by their names.
     sample : callable (list, bool) -> None
         Called with new samples of a run's gauges; see `Runs`.
     keep : callable (str) -> None
@@ -68,7 +68,7 @@ class Studio:
         scenario: Scenario,
         schedules: Sequence[Schedule],
         names: Mapping[str, Op | ExpertSet],
-        publish: Callable[[str, Any], None],
+        publish: Callable[..., None],
         sample: Callable[[list[Any], bool], None],
         keep: Callable[[str], None],
     ) -> None:
@@ -91,8 +91,7 @@ class Studio:
             lambda told: self._publish("live", told), sample, self._ran, self._at_rest, self._simulated, self._over
         )
         self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
-        for name, value in EMPTY.items():
-            self._out(name, value)
+        self._out(**EMPTY)
         self._show()
 
     def close(self) -> None:
@@ -130,14 +129,14 @@ class Studio:
 
     def _publish(self, name: str, value: Any) -> None:
         with self._lock:
-            self._out(name, value)
+            self._out(**{name: value})
 
     def _publish_drawn(self, name: str, value: Any) -> None:
         """Publish what was drawn; figures that have a problem come with changes that mend it."""
         with self._lock:
             if name == "figures" and value["problem"]:
                 value = {**value, "mends": self._mends()}
-            self._out(name, value)
+            self._out(**{name: value})
 
     def _show(self) -> None:
         """Publish everything that follows at once, and let the rest be drawn.
@@ -147,10 +146,12 @@ class Studio:
         with self._lock:
             now = self.settings
             self.drawing.put(now)
-            self._out("settings", self.controls.plain(now, self.predictions.refused))
-            self._show_wiring()
-            self._out("code", self.wirings.code(now.pipeline))
-            self._out("variants", self.variants.plain())
+            self._out(
+                settings=self.controls.plain(now, self.predictions.refused),
+                wiring=self._wiring(),
+                code=self.wirings.code(now.pipeline),
+                variants=self.variants.plain(),
+            )
             fault = self.wirings.fault(now.pipeline)
             self.runs.allow(fault[1].text if fault is not None else self._why_not() or why_not_live(now))
 
@@ -165,11 +166,12 @@ class Studio:
         found = self.predictions.refused(settings)
         return found is None or not isinstance(found.error, ScheduleError)
 
-    def _show_wiring(self) -> None:
+    def _wiring(self) -> Plain:
+        """The wiring with its costs, and the steps that can be undone."""
         costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
         known = None if isinstance(costs, Refused) else costs
         shown = self.wirings.plain(self.settings.pipeline, self.settings.model, known)
-        self._out("wiring", {**shown, "undo": len(self._past), "redo": len(self._future)})
+        return {**shown, "undo": len(self._past), "redo": len(self._future)}
 
     # ------------------------------------------------------------------------------------------------------- history
 
@@ -227,10 +229,10 @@ class Studio:
             pipeline = self.wirings.read(text)
         except WorkbenchError as error:
             line = error.line or 0 if isinstance(error, PipelineError) else 0
-            self._out("code", {"text": text, "error": str(error), "line": line})
+            self._out(code={"text": text, "error": str(error), "line": line})
             return
         if pipeline == self.settings.pipeline:
-            self._out("code", {"text": text, "error": "", "line": 0})
+            self._out(code={"text": text, "error": "", "line": 0})
         else:
             self._wire(pipeline, self._wanted)
 
@@ -272,14 +274,14 @@ class Studio:
 
     def _on_pin(self, _: Message) -> None:
         self.variants.pin(self.settings, self.wirings.code(self.settings.pipeline)["text"])
-        self._out("variants", self.variants.plain())
+        self._out(variants=self.variants.plain())
 
     def _on_keep(self, _: Message) -> None:
         self._keep(self.told())
 
     def _on_unpin(self, message: Message) -> None:
         self.variants.unpin(int(message["id"]))
-        self._out("variants", self.variants.plain())
+        self._out(variants=self.variants.plain())
 
     def _on_recall(self, message: Message) -> None:
         settings = self.variants.settings(int(message["id"]))
