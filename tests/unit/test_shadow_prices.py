@@ -33,24 +33,31 @@ def gains(scenario, schedule=None, **options):
     [
         ({"gpu": 1e6}, "GPU", "experts"),
         ({"hbm": 1e6}, "GPU", "experts"),
-        ({"cpu": 1e4}, "CPU", "experts"),
         ({"dram": 1e4}, "CPU", "weights"),
         ({"d2h": 1e4}, "link", "q@decode k v"),
         ({"h2d": 1e5}, "link", "weights"),
     ],
 )
 def test_only_what_binds_has_a_price(slow, resource, heaviest):
-    """Everything else is free: twice of what binds is twice the throughput.
-
-    Attention on a slow CPU has no price beside a GPU for which recomputing is free; experts there do.
-    """
-    pipeline = PIPELINES["ktransformers" if heaviest == "experts" and resource == "CPU" else "vslpipe"]
-    scenario = tiny_scenario([8] * 4, [4] * 4, pipeline=pipeline, machine=small_machine(**FAST | slow))
-    prices = shadow_prices(scenario, Sequential())
+    """Everything else is free: twice of what binds is twice the throughput."""
+    prices = shadow_prices(tiny_scenario([8] * 4, [4] * 4, machine=small_machine(**FAST | slow)), VSLPipe())
     assert prices[resource].gain == pytest.approx(2, rel=0.01)
     assert [p.gain for p in prices.prices if p.resource != resource] == pytest.approx([1, 1, 1], rel=0.01)
     assert prices["KV capacity"].heaviest == heaviest
     assert f"mostly with {heaviest}" in str(prices)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "resource", "heaviest"), [("ktransformers", "CPU", "experts"), ("vslpipe", "GPU", "decode_attention")]
+)
+def test_a_slow_cpu_has_a_price_for_experts_and_none_for_decodes_that_a_free_gpu_can_recompute(
+    pipeline, resource, heaviest
+):
+    machine = small_machine(**FAST | {"cpu": 1e4})
+    prices = shadow_prices(tiny_scenario([8] * 4, [4] * 4, pipeline=PIPELINES[pipeline], machine=machine), Sequential())
+    assert prices[resource].gain == pytest.approx(2, rel=0.01)
+    assert [p.gain for p in prices.prices if p.resource != resource] == pytest.approx([1, 1, 1], rel=0.01)
+    assert prices["KV capacity"].heaviest == heaviest
 
 
 def test_more_cache_has_a_price_where_it_forces_the_iterations():
