@@ -67,8 +67,11 @@ class Page(anywidget.AnyWidget):
         raise NotImplementedError
 
     def _publish(self, **parts: Any) -> None:
-        """Show parts, by their names, in one message, so that the browser draws once."""
-        with self._sending, self.hold_sync():
+        """Show parts, by their names, in one message, so that the browser draws once.
+
+        Observers are called once all parts are set.
+        """
+        with self._sending, self.hold_sync(), self.hold_trait_notifications():
             for name, value in parts.items():
                 setattr(self, name, value)
 
