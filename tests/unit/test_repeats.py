@@ -3,9 +3,9 @@
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from workbench.core.repeats import Repeat, find_repeats
 from workbench.perfmodels import bound
 from workbench.schedules import VSLPipe
+from workbench.schedules.repeats import Repeat, find_repeats
 from workbench.simulate import Detail, simulate
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from workbench.core.errors import ResultError
+from workbench.core.columns import Columns, Given, check_columns
 
 Seconds = npt.NDArray[np.float64]
 _PERCENTILES = (50, 90, 99)
-_COMPUTE = "_compute"
-"""Attribute of latencies that are not computed yet."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +55,8 @@ def check_slo(slo: object) -> None:
         raise ValueError(f"slo must be an objective, not {slo!r}; give wb.Slo(ttft=..., tbt=...) in seconds.")
 
 
-def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
-    """Refuse columns of different lengths, empty ones aside, and entries that are negative or not finite.
-
-    Raises
-    ------
-    ResultError
-        If there are such columns or entries.
-    """
-    lengths = {name: len(column) for name, column in columns.items() if len(column)}
-    if len(set(lengths.values())) > 1:
-        raise ResultError(f"the {what} of a result have columns of unlike lengths, {lengths}; give one entry for each.")
-    for name in lengths:
-        try:
-            entries = np.asarray(columns[name], dtype=np.float64)
-        except (OverflowError, TypeError, ValueError):
-            entries = np.array([math.inf])
-        if not ((entries >= 0) & (entries < math.inf)).all():
-            raise ResultError(
-                f"the {what} of a result have an entry in {name} that is no finite number from 0 on; mend it."
-            )
-
-
 @dataclass(frozen=True)
-class Latencies:
+class Latencies(Columns):
     """Latencies of the requests that were served to their end: one entry per request, and the gaps of all together.
 
     Attributes
@@ -96,7 +71,6 @@ class Latencies:
         Distinct times between two tokens of one request [s], and the number of times that each occurred.
     """
 
-    # Defaults that are made, and no attributes of the class, let `__getattr__` see which columns are not there yet.
     request: tuple[int, ...] = field(default_factory=tuple)
     arrival: tuple[float, ...] = field(default_factory=tuple)
     first: tuple[float, ...] = field(default_factory=tuple)
@@ -105,51 +79,30 @@ class Latencies:
     gap: tuple[float, ...] = field(default_factory=tuple)
     gap_count: tuple[int, ...] = field(default_factory=tuple)
 
-    def __post_init__(self) -> None:
-        gaps = ("gap", "gap_count")
-        check_columns("latencies", {name: column for name, column in vars(self).items() if name not in gaps})
-        check_columns("gaps", {name: getattr(self, name) for name in gaps})
-
     @classmethod
-    def later(cls, compute: Callable[[], Latencies]) -> Latencies:
-        """Latencies that are computed when a column is first asked for; many results are never asked."""
-        found: Latencies = object.__new__(cls)
-        object.__setattr__(found, _COMPUTE, compute)
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        """A column that is computed now, with all others; called for attributes that are not there."""
-        compute = vars(self).get(_COMPUTE)
-        if compute is not None:
-            vars(self).update(vars(compute()))
-            vars(self).pop(_COMPUTE, None)
-        if name not in vars(self):  # of two threads that ask, one may find all columns there
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return vars(self)[name]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """The columns, so that a copy or a pickle computes nothing later."""
-        return type(self), tuple(self.columns().values())
-
-    def columns(self) -> dict[str, tuple[float, ...]]:
-        """Every column by its name."""
-        return {column.name: getattr(self, column.name) for column in fields(self)}
+    def _check(cls, columns: Given) -> None:
+        gaps = ("gap", "gap_count")
+        check_columns("latencies", {name: column for name, column in columns.items() if name not in gaps})
+        check_columns("gaps", {name: columns[name] for name in gaps})
 
     @property
     def ttft(self) -> Seconds:
         """Time from arrival to the first token of each request, queueing included [s]."""
-        return np.subtract(self.first, self.arrival)
+        times: Seconds = self.array("first") - self.array("arrival")
+        return times
 
     @property
     def end_to_end(self) -> Seconds:
         """Time from arrival to the last token of each request [s]."""
-        return np.subtract(self.last, self.arrival)
+        times: Seconds = self.array("last") - self.array("arrival")
+        return times
 
     @property
     def tbt(self) -> Seconds:
         """Every gap between two tokens of one request, in ascending order [s]."""
-        order = np.argsort(self.gap)
-        return np.repeat(np.array(self.gap)[order], np.array(self.gap_count, dtype=np.int64)[order])
+        gaps = self.array("gap")
+        order = np.argsort(gaps)
+        return np.repeat(gaps[order], self.array("gap_count").astype(np.int64)[order])
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Mean, p50, p90 and p99 of ttft, tbt and end_to_end [s]; empty columns are left out."""
@@ -158,7 +111,7 @@ class Latencies:
 
     def attainment(self, slo: Slo) -> float:
         """Share of the requests that met the objective; see `attainment`."""
-        return attainment(self.ttft, self.worst_gap, slo)
+        return attainment(self.ttft, self.array("worst_gap"), slo)
 
 
 def percentiles(times: npt.ArrayLike) -> tuple[float, float]:

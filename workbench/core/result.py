@@ -15,10 +15,11 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, get_type_hints
 
+from workbench.core.columns import Columns, Given, check_columns
 from workbench.core.display import escaped
 from workbench.core.energy import Energy
 from workbench.core.errors import ResultError
-from workbench.core.latency import Latencies, Slo, check_columns
+from workbench.core.latency import Latencies, Slo
 from workbench.core.records import from_plain, read_json, reason
 from workbench.core.timeline import Span, Timeline
 from workbench.core.units import is_number, is_whole
@@ -38,7 +39,7 @@ class Source(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Iterations:
+class Iterations(Columns):
     """Columns with one entry per iteration.
 
     Attributes
@@ -54,14 +55,15 @@ class Iterations:
         else expected for the model's routing.
     """
 
-    seconds: tuple[float, ...] = ()
-    prefill: tuple[int, ...] = ()
-    decode: tuple[int, ...] = ()
-    used_blocks: tuple[int, ...] = ()
-    expert_bytes: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = field(default_factory=tuple)
+    prefill: tuple[int, ...] = field(default_factory=tuple)
+    decode: tuple[int, ...] = field(default_factory=tuple)
+    used_blocks: tuple[int, ...] = field(default_factory=tuple)
+    expert_bytes: tuple[float, ...] = field(default_factory=tuple)
 
-    def __post_init__(self) -> None:
-        check_columns("iterations", vars(self))
+    @classmethod
+    def _check(cls, columns: Given) -> None:
+        check_columns("iterations", columns)
 
 
 @dataclass(frozen=True)

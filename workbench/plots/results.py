@@ -205,15 +205,15 @@ def middle(timeline: Timeline, count: int = 2) -> tuple[int, int]:
 def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") -> Axes:
     """Plot the prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.4), layout="constrained")[1]
-    edges = np.concatenate(([0.0], np.cumsum(result.steps.seconds)))
-    decode = np.array(result.steps.decode)
-    prefill = np.array(result.steps.prefill)
+    edges = np.concatenate(([0.0], np.cumsum(result.steps.array("seconds"))))
+    decode = result.steps.array("decode")
+    prefill = result.steps.array("prefill")
     ax.stairs(decode, edges, fill=True, color="#059669", label="decode tokens")
     ax.stairs(decode + prefill, edges, baseline=decode, fill=True, color="#60a5fa", label="prefill tokens")
     ax.set_xlabel("seconds")
     ax.set_ylabel("tokens per iteration")
     blocks = ax.twinx()
-    blocks.stairs(result.steps.used_blocks, edges, baseline=None, color="#111827", label="KV blocks in use")
+    blocks.stairs(result.steps.array("used_blocks"), edges, baseline=None, color="#111827", label="KV blocks in use")
     blocks.set_ylabel("KV blocks")
     blocks.set_ylim(bottom=0)
     token_handles, token_labels = ax.get_legend_handles_labels()

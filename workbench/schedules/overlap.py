@@ -164,27 +164,43 @@ def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> list[
     Bulk transfers have a lane of their own here: others pass between their packets. They keep their order, in which
     they take turns in the slots.
     """
-    lanes = [(task.node.lane, task.bulk) for task in tasks]
+    kinds = [(task.node.lane, task.bulk) for task in tasks]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    lanes = [numbers[kind] for kind in kinds]
     followers = _followers(tasks)
     urgency = _until_other_lane(tasks, followers, seconds)
+    bulk = [index for index, task in enumerate(tasks) if task.bulk]
+    next_bulk = dict(pairwise(bulk))
     waiting = [len(task.after) for task in tasks]
-    for before, after in pairwise([index for index, task in enumerate(tasks) if task.bulk]):
-        followers[before].append(after)
-        waiting[after] += 1
-    ready = {index: 0.0 for index, count in enumerate(waiting) if not count}
-    free = dict.fromkeys(lanes, 0.0)
-    ends = [0.0] * len(tasks)
+    for index in bulk[1:]:
+        waiting[index] += 1
+    since = [0.0] * len(tasks)  # end of what each waits for
+    free = [0.0] * len(numbers)
+    ready = [index for index, count in enumerate(waiting) if not count]
     found = list[int]()
     while ready:
-        start, _, index = min((max(at, free[lanes[index]]), urgency[index], index) for index, at in ready.items())
-        del ready[index]
-        ends[index] = start + seconds[index]
-        free[lanes[index]] = ends[index]
+        index = ready[0]
+        start = max(since[index], free[lanes[index]])
+        for other in ready[1:]:
+            at = max(since[other], free[lanes[other]])
+            if (at, urgency[other], other) < (start, urgency[index], index):
+                index = other
+                start = at
+        ready.remove(index)
+        end = start + seconds[index]
+        free[lanes[index]] = end
         found.append(index)
         for other in followers[index]:
+            if end > since[other]:
+                since[other] = end
             waiting[other] -= 1
             if not waiting[other]:
-                ready[other] = max((ends[before] for before in tasks[other].after), default=0.0)
+                ready.append(other)
+        if index in next_bulk:
+            other = next_bulk[index]
+            waiting[other] -= 1
+            if not waiting[other]:
+                ready.append(other)
     return found
 
 
@@ -204,10 +220,15 @@ def _until_other_lane(
 
     Transfers on the way count as what they lead to.
     """
-    found = [float("inf")] * len(tasks)
+    never = float("inf")
+    lanes = [task.node.lane for task in tasks]
+    found = [never] * len(tasks)
     for index in range(len(tasks) - 1, -1, -1):
-        lane = tasks[index].node.lane
+        lane = lanes[index]
+        least = never
         for other in followers[index]:
-            gives = tasks[other].node.lane != lane and lane in COMPUTE
-            found[index] = min(found[index], seconds[index] + (0.0 if gives else found[other]))
+            rest = 0.0 if lane in COMPUTE and lanes[other] != lane else found[other]
+            if rest < least:
+                least = rest
+        found[index] = seconds[index] + least
     return found

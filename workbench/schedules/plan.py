@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.core.display import escaped
-from workbench.core.repeats import Repeat, find_repeats
 from workbench.core.timeline import ITERATION
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scheduler.batch import Batch
+from workbench.schedules.repeats import Repeat, find_repeats
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from workbench.core.columns import Arrays
 from workbench.core.latency import Latencies, Seconds
 from workbench.core.result import Iterations
 from workbench.scheduler.batch import NONE, Batch, Flags, Ids
@@ -73,11 +75,11 @@ class Record:
 
     workload: Workload
     counted: bool = False
-    seconds: list[float] = field(default_factory=list)
-    prefill: list[int] = field(default_factory=list)
-    decode: list[int] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-    expert_bytes: list[float] = field(default_factory=list)
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    prefill: array[int] = field(default_factory=lambda: array("q"))
+    decode: array[int] = field(default_factory=lambda: array("q"))
+    used: array[int] = field(default_factory=lambda: array("q"))
+    expert_bytes: array[float] = field(default_factory=lambda: array("d"))
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
     emitted: int = 0
     context: float = 0.0
@@ -150,11 +152,11 @@ class Record:
 
     def extend(self, stretch: Stretch) -> None:
         """Record the iterations of a stretch, as `add` does one by one; `tokens` has been told by then."""
-        self.seconds += (stretch.end - stretch.begin).tolist()
-        self.prefill += stretch.prefill.tolist()
-        self.decode += stretch.decode.tolist()
-        self.used += stretch.used.tolist()
-        self.expert_bytes += stretch.expert_bytes.tolist()
+        self.seconds.frombytes((stretch.end - stretch.begin).tobytes())
+        self.prefill.frombytes(stretch.prefill.tobytes())
+        self.decode.frombytes(stretch.decode.tobytes())
+        self.used.frombytes(stretch.used.tobytes())
+        self.expert_bytes.frombytes(stretch.expert_bytes.tobytes())
         self.emitted += int(stretch.emits.sum())
         self.context = stretch.context
         self.busy = dict(zip(LANES, stretch.busy.tolist(), strict=True))
@@ -181,19 +183,31 @@ class Record:
     @property
     def steps(self) -> Iterations:
         """Columns of the result, with one entry per iteration."""
-        columns = (self.seconds, self.prefill, self.decode, self.used, self.expert_bytes)
-        return Iterations(*map(tuple, columns))  # type: ignore[arg-type]
+        return Iterations.of_arrays(
+            seconds=np.array(self.seconds),
+            prefill=np.array(self.prefill),
+            decode=np.array(self.decode),
+            used_blocks=np.array(self.used),
+            expert_bytes=np.array(self.expert_bytes),
+        )
 
     @property
     def latencies(self) -> Latencies:
         """Latencies of the requests that were served to their end, computed when they are asked for."""
         return Latencies.later(self._latencies)
 
-    def _latencies(self) -> Latencies:
+    def _latencies(self) -> Arrays:
         served = np.flatnonzero(~np.isnan(self.last))
-        worst, *gaps = self.tokens.gaps()
-        columns = (tuple(column[served].tolist()) for column in (self._arrival, self.tokens.first, self.last, worst))
-        return Latencies(tuple(served.tolist()), *columns, *gaps)
+        worst, gaps, counts = self.tokens.gaps()
+        return {
+            "request": served,
+            "arrival": self._arrival[served],
+            "first": self.tokens.first[served],
+            "last": self.last[served],
+            "worst_gap": worst[served],
+            "gap": gaps,
+            "gap_count": counts,
+        }
 
     @property
     def waited(self) -> Seconds:
@@ -232,8 +246,8 @@ class _Tokens:
 
     def __init__(self, requests: int) -> None:
         self.first: Seconds = np.full(requests, np.nan)
-        self._ends: list[float] = []  # end of each iteration
-        self._on_time: list[int] = []  # tokens of each iteration that continue a stretch
+        self._ends = array("d")  # end of each iteration
+        self._on_time = array("q")  # tokens of each iteration that continue a stretch
         self.latest: Ids = np.full(requests, NEVER)
         self._begun = [(NONE, NONE, NONE)]  # of stretches: request, first iteration, iteration of the token before
 
@@ -257,8 +271,8 @@ class _Tokens:
 
     def extend(self, ends: Seconds, on_time: Ids, begun: tuple[Ids, Ids, Ids]) -> None:
         """Record iterations of which `first` and `latest` tell already."""
-        self._ends += ends.tolist()
-        self._on_time += on_time.tolist()
+        self._ends.frombytes(ends.tobytes())
+        self._on_time.frombytes(on_time.tobytes())
         self._begun.append(begun)
 
     def _begin(self, requests: Ids) -> None:
@@ -269,7 +283,7 @@ class _Tokens:
         self.latest[requests] = number
         self.first[requests[before == NEVER]] = self._ends[-1]
 
-    def gaps(self) -> tuple[Seconds, tuple[float, ...], tuple[int, ...]]:
+    def gaps(self) -> tuple[Seconds, Seconds, Ids]:
         """Times between two tokens of a request [s]: the longest of each request, or 0; all values; their counts."""
         request, first, before = map(np.concatenate, zip(*self._begun, strict=True))
         again = before != NEVER
@@ -278,10 +292,10 @@ class _Tokens:
         pauses = ends[first[again]] - ends[before[again]]
         worst = self._longest(request, first, before, between)
         np.maximum.at(worst, request[again], pauses)
-        counts = np.concatenate((self._on_time, np.ones(len(pauses), dtype=np.int64)))
+        counts = np.concatenate((np.array(self._on_time), np.ones(len(pauses), dtype=np.int64)))
         found, place = np.unique(np.concatenate((between, pauses))[counts > 0], return_inverse=True)
-        often = np.bincount(place, counts[counts > 0]).astype(int)
-        return worst, tuple(found.tolist()), tuple(often.tolist())
+        often = np.bincount(place, counts[counts > 0]).astype(np.int64)
+        return worst, found, often
 
     def _longest(self, request: Ids, first: Ids, before: Ids, between: Seconds) -> Seconds:
         """Longest time between two tokens within the stretches of each request; `between` are the iterations' times."""

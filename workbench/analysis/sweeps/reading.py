@@ -164,11 +164,11 @@ def _of_result(result: Result) -> dict[str, float]:
 
 def gap_percentile(latencies: Latencies, share: float) -> float:
     """The shortest gap between tokens that at least this share of all gaps does not exceed; NaN without gaps [s]."""
-    gaps = np.asarray(latencies.gap, dtype=np.float64)
+    gaps = latencies.array("gap")
     if not gaps.size:
         return math.nan
     order = np.argsort(gaps)
-    counted = np.cumsum(np.asarray(latencies.gap_count)[order])
+    counted = np.cumsum(latencies.array("gap_count")[order])
     return float(gaps[order][counted.searchsorted(share * counted[-1])])
 
 

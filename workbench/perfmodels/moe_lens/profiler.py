@@ -106,7 +106,7 @@ def profile_points(result: Result) -> tuple[Array, Array]:
         raise ValueError(
             "profile_points needs the tasks of the gpu lane; give the result of run, or of simulate with Detail.TASK."
         )
-    tokens = np.asarray(result.steps.prefill, np.float64) + np.asarray(result.steps.decode, np.float64)
+    tokens = (result.steps.array("prefill") + result.steps.array("decode")).astype(np.float64)
     numbers = [span.iteration for span in spans]
     lengths = [span.end - span.start for span in spans]
     busy = np.zeros(len(tokens))
