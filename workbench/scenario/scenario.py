@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class Scenario:
         both = math.gcd(self.model.hidden_size, self.model.expert_width)
         return next((group for group in GROUPS if both % group == 0), None)
 
-    @property
+    @cached_property
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
         kv = self.memory.kv or self.model.dtype
@@ -185,7 +185,7 @@ class Scenario:
         others = precision.others or precision.weights
         return experts if experts == others else f"{experts} (experts) and {others}"
 
-    @property
+    @cached_property
     def stack(self) -> tuple[LayerRange, ...]:
         """The pipeline of every range of the model's layers.
 
@@ -203,7 +203,7 @@ class Scenario:
         memory = self.memory
         return _graph(self.stack, self.model, self.routing, self.precision, memory.weights_on_gpu, memory.kv_on_gpu)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """All stages, range after range, each once."""
         return tuple(dict.fromkeys(stage for each in self.stack for stage in each.pipeline.stages))

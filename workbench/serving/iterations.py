@@ -81,6 +81,8 @@ class Record:
     used: array[int] = field(default_factory=lambda: array("q"))
     expert_bytes: array[float] = field(default_factory=lambda: array("d"))
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
+    prefilled: int = 0
+    decoded: int = 0
     emitted: int = 0
     context: float = 0.0
 
@@ -144,6 +146,8 @@ class Record:
         self.decode.append(len(batch.decodes))
         self.used.append(used)
         self.expert_bytes.append(expert_bytes)
+        self.prefilled += int(batch.leaving)
+        self.decoded += len(batch.decodes)
         self.emitted += int(batch.rows.emits)
         self.context += batch.rows.context
         for lane in busy:
@@ -157,6 +161,8 @@ class Record:
         self.decode.frombytes(stretch.decode.tobytes())
         self.used.frombytes(stretch.used.tobytes())
         self.expert_bytes.frombytes(stretch.expert_bytes.tobytes())
+        self.prefilled += int(stretch.prefill.sum())
+        self.decoded += int(stretch.decode.sum())
         self.emitted += int(stretch.emits.sum())
         self.context = stretch.context
         self.busy = dict(zip(LANES, stretch.busy.tolist(), strict=True))

@@ -185,7 +185,7 @@ def serve(
         machine=scenario.machine.name,
         seconds=clock.now,
         generated=record.emitted,
-        processed=sum(record.prefill) + sum(record.decode),
+        processed=record.prefilled + record.decoded,
         iterations=len(record.seconds),
         preemptions=queue.preemptions,
         recomputed=queue.recomputed,
@@ -206,8 +206,8 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
     return Progress(
         seconds=now,
         iterations=len(record.seconds),
-        prefill=sum(record.prefill),
-        decode=sum(record.decode),
+        prefill=record.prefilled,
+        decode=record.decoded,
         emitted=record.emitted,
         total=int(record.generated_len.sum()),
         used_blocks=record.used[-1],
@@ -254,7 +254,7 @@ def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
     kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
     read = sum(record.expert_bytes) + kv + iterations * scenario.model.always_bytes
     model, source = published_model()
-    flops = 2.0 * scenario.model.active_params * (sum(record.prefill) + sum(record.decode))
+    flops = 2.0 * scenario.model.active_params * (record.prefilled + record.decoded)
     return Energy(float(model.joules(seconds, read, flops)), source)
 
 
