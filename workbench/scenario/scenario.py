@@ -20,10 +20,12 @@ from workbench.pipeline import LayerRange, Pipeline, Stack, resolve, with_shared
 from workbench.pipeline.shares import with_shares
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario.memory import Memory
+from workbench.scenario.question import digest_of
 from workbench.scenario.record import FORMAT, NotImportedError, differences, fields_from, plain_fields
 from workbench.scheduler.base import Scheduler
 from workbench.stages import Op, Precision, RowClass, Stage, experts, kv
 from workbench.workload import UNIFORM, Routing, Workload
+from workbench.workload.lengths import Lengths
 
 _GRAPHS = 24
 """Graphs of layers that are kept for other scenarios with the same layers."""
@@ -233,6 +235,18 @@ class Scenario:
                 "some attention layers."
             )
         return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
+
+    @cached_property
+    def question(self) -> str:
+        """Digest of everything that changes a number: lengths, tokens, sizes and rates."""
+        return self.question_of(self.workload.generated_len)
+
+    def question_of(self, generated: Lengths) -> str:
+        """The question, if each request has generated so many tokens (requests,)."""
+        others: list[object] = [self.model, self.machine, self.memory, self.scheduler]
+        if self.routing != UNIFORM:
+            others.append(self.routing)
+        return digest_of(self.workload, generated, others)
 
     def on(self, **changes: Any) -> Scenario:
         """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""

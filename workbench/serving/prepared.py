@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -29,15 +28,13 @@ from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import PartRows, Place, Precision, RowClass, Rows, Stage, decode_attention, kv
-from workbench.workload import UNIFORM, Routing, Workload
+from workbench.workload import UNIFORM, Routing
 from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
 _KEPT = 64
 """Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
-_WORKLOADS = 4
-"""Workloads whose digests are kept for other scenarios with the same requests."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -280,7 +277,9 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
 
     `generated` (requests,) are the tokens of each request, by default those that its workload tells.
     """
-    generated = scenario.workload.generated_len if generated is None else generated
+    known = scenario.workload.generated_len
+    generated = known if generated is None else generated
+    as_known = generated is known or np.array_equal(generated, known)
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
         "pipeline": str(prepared.lowering.stack),
@@ -293,7 +292,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         "measured": scenario.machine.measured or "catalogue",
         **_blemishes(prepared.cost.profile),
         **_left_out(scenario),
-        "question": _digest(scenario, generated),
+        "question": scenario.question if as_known else scenario.question_of(generated),
         **_early(scenario, generated),
         **_resident(prepared),
         **({} if scenario.routing == UNIFORM else {"routing": str(scenario.routing)}),
@@ -393,26 +392,6 @@ def _early(scenario: Scenario, generated: Lengths) -> dict[str, str]:
     early = int(np.count_nonzero(generated < asked))
     told = f"{early} requests before their output length, after {generated.sum()} of {asked.sum()} tokens in all"
     return {"ended": told} if early else {}
-
-
-def _digest(scenario: Scenario, generated: Lengths) -> str:
-    """Digest of everything in a scenario that changes a number: lengths, tokens, sizes and rates."""
-    workload = scenario.workload
-    digest = _digest_of_lengths(workload).copy()
-    if (generated < workload.output_len).any():
-        digest.update(generated.tobytes())
-    digest.update(workload.arrival.tobytes())
-    for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
-        digest.update(repr(field).encode())
-    if scenario.routing != UNIFORM:
-        digest.update(repr(scenario.routing).encode())
-    return digest.hexdigest()[:12]
-
-
-@lru_cache(maxsize=_WORKLOADS)
-def _digest_of_lengths(workload: Workload) -> hashlib._Hash:
-    """The digest of a workload's lengths, for others to be added to a copy of it."""
-    return hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
 
 
 def _blemishes(profile: Profile | None) -> dict[str, str]:

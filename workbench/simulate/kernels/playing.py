@@ -117,7 +117,7 @@ def _go_on(
             starts[task] = start
             ends[task] = start + length
             continue
-        if length:
+        if length and head[lane] < tail[lane]:
             start = _let_pass(index[lane], since[lane], head[lane], tail[lane], start, length, starts, ends, packet)
         end = start + length
         slowdown = slowdowns[groups[task]]

@@ -219,6 +219,23 @@ def _sort(numbers: Any, many: Any) -> None:
 
 
 @inner
+def _by_remainder(numbers: Any, many: Any) -> Any:
+    """Sums of the first numbers whose places have the remainders 0, 1, 2 and 3 by 4."""
+    one = two = three = four = 0
+    fours = many // 4 * 4
+    for place in range(0, fours, 4):
+        one += numbers[place]
+        two += numbers[place + 1]
+        three += numbers[place + 2]
+        four += numbers[place + 3]
+    left = many - fours
+    one += numbers[fours] if left > 0 else 0
+    two += numbers[fours + 1] if left > 1 else 0
+    three += numbers[fours + 2] if left > 2 else 0
+    return one, two, three, four
+
+
+@inner
 def count(columns: Any, running: Any, counts: Any, standing: Any, loads: Any, rows: Any) -> None:
     """Write the rows of each part of the batch, see `Batch.rows` and `schedules.base.balanced`.
 
@@ -230,17 +247,16 @@ def count(columns: Any, running: Any, counts: Any, standing: Any, loads: Any, ro
     parts = len(load)
     offsets = standing[0]
     rows[:] = 0.0
+    sums = _by_remainder(offsets, decodes)
     for part in range(parts):
         context = 0
-        number = 0
-        if parts == 1:
-            number = decodes
-            for place in range(decodes):
-                context += offsets[place]
+        number = (decodes - part + parts - 1) // parts
+        if 4 % parts == 0:
+            for remainder in range(part, 4, parts):
+                context += sums[remainder]
         else:
             for place in range(part, decodes, parts):
                 context += offsets[place]
-                number += 1
         rows[8 * part + 1] = number
         rows[8 * part + 3] = context + number * counts[DECODED]
         rows[8 * part + 4] = number
