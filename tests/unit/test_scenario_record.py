@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType
 
 import pytest
@@ -240,7 +240,9 @@ def test_the_weights_of_an_operation_elsewhere_cannot_be_saved(tmp_path):
     scenario = tiny_scenario()
     strange = replace(scenario.pipeline, fetches=(Streamed("scale.weights", "scale"),))
     with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) streams .* in no stage and cannot be saved"):
-        plain_fields(**{**vars(scenario), "pipeline": strange})
+        plain_fields(
+            **{field.name: getattr(scenario, field.name) for field in fields(scenario)} | {"pipeline": strange}
+        )
 
 
 def test_a_scheduler_of_ones_own_cannot_be_saved(tmp_path):
