@@ -104,6 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     speed.add_argument("--repeats", type=_count, default=5, help="times that the large job is simulated (default: 5)")
     speed.add_argument("--json", type=_file, help="file to write the record to")
     speed.set_defaults(command=_bench_simulator)
+    best = benches.add_parser("optimize", help="answers of the auto-scheduler and the best named systems, run in turn")
+    best.add_argument("--models", nargs="+", metavar="NAME", help=f"{_RECIPES}; default: the four odd ones")
+    best.add_argument("--settings", type=_count, default=12)
+    best.add_argument("--repeats", type=_count, default=3, help="undisturbed runs of each (default: 3)")
+    best.add_argument("--budget", default="10 s", help="time for each search (default: 10 s)")
+    best.add_argument("--seed", type=_seed, default=0)
+    best.add_argument("--json", type=_file, help="file to write the record to")
+    best.set_defaults(command=_bench_optimize)
     cpu = benches.add_parser("cpu", help="attention and experts against memory, arithmetic, torch and C")
     cpu.add_argument("--seconds", type=_seconds, default=60, help="how long to repeat, default: 60")
     cpu.add_argument("--shapes", action="store_true", help="other head dims and groups, our kernel alone")
@@ -437,6 +445,14 @@ def _bench_sim(options: argparse.Namespace) -> None:
         seed=options.seed,
         json=options.json,
     )
+
+
+def _bench_optimize(options: argparse.Namespace) -> None:
+    from workbench.bench.live.optimum import bench_optimum
+    from workbench.bench.live.sim import MODELS
+
+    given = {key: getattr(options, key) for key in ("settings", "repeats", "seed", "budget", "json")}
+    bench_optimum(options.models or MODELS, **given)
 
 
 def _bench_schedules(options: argparse.Namespace) -> None:
