@@ -65,7 +65,7 @@ class Contest:
 
     @property
     def name(self) -> str:
-        """What was drawn."""
+        """Description of all that was drawn."""
         workload = self.scenario.workload
         machine = self.scenario.machine
         lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
