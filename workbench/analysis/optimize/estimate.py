@@ -1,4 +1,4 @@
-"""Estimates of simulations from two iterations: one of the prompts that begin together, and one of what follows."""
+"""Estimates of simulations from one iteration of each kind: when all begin, with prompts later on, and without."""
 
 from __future__ import annotations
 
@@ -46,11 +46,20 @@ def estimated(scenario: Scenario, schedule: Schedule) -> Estimate:
     return _Job(scenario, schedule, price(scenario, schedule)).estimate
 
 
+class _Iterations(NamedTuple):
+    """Iterations that are alike: how many there are, and their tokens of each class."""
+
+    times: float
+    prefill: float
+    decode: float
+
+
 @dataclass(frozen=True)
 class _Job:
-    """A workload in two kinds of iterations.
+    """A workload in iterations of three kinds.
 
-    In the first ones prompts are prefilled until the cache is full, in the following ones as many as requests end.
+    At first prompts are prefilled until the cache is full. Then as many requests begin as end, at random, so that some
+    iterations have prompts and others have none.
     """
 
     scenario: Scenario
@@ -59,17 +68,35 @@ class _Job:
 
     @property
     def estimate(self) -> Estimate:
-        """What the two kinds of iterations give, each as often as the requests need it."""
+        """What the three kinds of iterations give, each as often as the requests need it."""
+        first, mixed, decoding = self._kinds
+        begun, later, each = (self._seconds(kind) if kind.times else 0.0 for kind in self._kinds)
+        begun *= first.times
+        rest = mixed.times * later + decoding.times * each
+        waiting = self._at_once * begun / 2 + (1 - self._at_once) * (begun + rest / 2)
+        outputs = self._tokens[1]
+        return Estimate(begun + rest, outputs / (begun + rest), waiting, rest / (mixed.times + decoding.times))
+
+    @cached_property
+    def _kinds(self) -> tuple[_Iterations, _Iterations, _Iterations]:
+        """The iterations: no more tokens are in one than the scheduler lets."""
         prompts, outputs = self._tokens
-        firsts, others = self._iterations
-        at_once = self._at_once
-        beside = self._running / 2 if firsts > 1 else 0.0
-        beside = min(beside, outputs / firsts / 2)
-        begun = firsts * self._seconds(prompts * at_once / firsts, beside)
-        each = self._seconds(prompts * (1 - at_once) / others, (outputs - firsts * beside) / others)
-        seconds = begun + others * each
-        waiting = at_once * begun / 2 + (1 - at_once) * (begun + seconds) / 2
-        return Estimate(seconds, outputs / seconds, waiting, each)
+        most = largest_batch(self.scenario, self.schedule, self.prepared.token_budget).tokens
+        early = prompts * self._at_once
+        firsts = max(1.0, early / most)
+        beside = min(self._running, outputs / firsts) / 2 if firsts > 1 else 0.0
+        longest = float(self.scenario.workload.output_len.max())
+        others = max(longest, outputs / self._running, (prompts + outputs) / most - firsts)
+        decode = (outputs - firsts * beside) / others
+        late = prompts - early
+        begin = others * -math.expm1(-late / self._typical.prompt / others)
+        mixed = min(others, max(begin, late / most))
+        prefill = late / mixed if mixed else 0.0
+        return (
+            _Iterations(firsts, early / firsts, beside),
+            _Iterations(mixed, prefill, decode),
+            _Iterations(others - mixed, 0.0, decode),
+        )
 
     @cached_property
     def _tokens(self) -> tuple[float, float]:
@@ -91,17 +118,9 @@ class _Job:
         """Share of the requests that run from the beginning."""
         return min(1.0, self._running / len(self.scenario.workload))
 
-    @cached_property
-    def _iterations(self) -> tuple[float, float]:
-        """Iterations of each kind: no more tokens are in one than the scheduler lets."""
-        prompts, outputs = self._tokens
-        most = largest_batch(self.scenario, self.schedule, self.prepared.token_budget).tokens
-        longest = float(self.scenario.workload.output_len.max())
-        firsts = max(1.0, prompts * self._at_once / most)
-        return firsts, max(longest, outputs / self._running, (prompts + outputs) / most - firsts)
-
-    def _seconds(self, prefill: float, decode: float) -> float:
-        """Time of an iteration with so many tokens of each class; whole requests are divided among the parts."""
+    def _seconds(self, of: _Iterations) -> float:
+        """Time of one of these iterations; whole requests are divided among the parts."""
+        _, prefill, decode = of
         parts = self.schedule.parts
         prefilling = _parts_with(parts, prefill / self._typical.prompt)
         decoding = _parts_with(parts, decode)
