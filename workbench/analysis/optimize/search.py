@@ -15,7 +15,7 @@ _TRIED = 2
 """Candidates of each wiring that are simulated at first."""
 _FAR = 0.7
 """Share of the best guess below which a wiring is left."""
-_NEAR = 0.85
+_NEAR = 0.8
 """Share of the best score that a neighbour is to reach by its guess; guesses of neighbours err by 0.1 or 0.2."""
 _STARTS = 4
 """Wirings from whose best candidates moves begin."""
