@@ -17,7 +17,7 @@ from workbench.stages import PartRows, Rows
 
 
 class Estimate(NamedTuple):
-    """What a simulation may give: for comparisons of candidates that are alike, and no bound.
+    """A rough result of a simulation: for comparisons of candidates that are alike, and no bound.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class _Job:
 
     @property
     def estimate(self) -> Estimate:
-        """What the three kinds of iterations give, each as often as the requests need it."""
+        """The three kinds of iterations together, each as often as the requests need it."""
         first, mixed, decoding = self._kinds
         begun, later, each = (self._seconds(kind) if kind.times else 0.0 for kind in self._kinds)
         begun *= first.times
