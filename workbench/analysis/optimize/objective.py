@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.analysis.optimize.estimate import Estimate
 from workbench.core.errors import ScenarioError
 from workbench.core.latency import Slo
 from workbench.core.result import Result
@@ -26,10 +25,6 @@ class Objective(ABC):
     @abstractmethod
     def most(self, bound: Result) -> float:
         """The most that any result with this bound can score."""
-
-    @abstractmethod
-    def guess(self, estimate: Estimate) -> float:
-        """The score that an estimate tells."""
 
     @abstractmethod
     def told(self, score: float) -> str:
@@ -52,10 +47,6 @@ class Throughput(Objective):
         """See `Objective.most`: the bound's."""
         return bound.gen_tok_s
 
-    def guess(self, estimate: Estimate) -> float:
-        """See `Objective.guess`."""
-        return estimate.gen_tok_s
-
     def told(self, score: float) -> str:
         """See `Objective.told`."""
         return f"{score:.4g} output tok/s"
@@ -77,11 +68,6 @@ class Goodput(Throughput):
         met = (times.ttft <= self.slo.ttft) & (np.asarray(times.worst_gap) <= self.slo.tbt)
         requests = np.asarray(times.request, dtype=np.int64)[met]
         return float(workload.generated_len[requests].sum()) / result.seconds
-
-    def guess(self, estimate: Estimate) -> float:
-        """See `Objective.guess`: the less, the more a mean time is above its limit."""
-        late = max(1.0, estimate.ttft / self.slo.ttft) * max(1.0, estimate.tbt / self.slo.tbt)
-        return estimate.gen_tok_s / late
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""
@@ -107,10 +93,6 @@ class Time(Objective):
     def most(self, bound: Result) -> float:
         """See `Objective.most`: no bound is known for the times of tokens."""
         return -bound.seconds if self.name == "seconds" else 0.0
-
-    def guess(self, estimate: Estimate) -> float:
-        """See `Objective.guess`."""
-        return -float(getattr(estimate, self.name))
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""
