@@ -130,10 +130,12 @@ class StackGraph:
 
     def streamed(self, layer: int) -> tuple[int, ...]:
         """Nodes of a layer whose weights are streamed."""
-        found = self.graph(layer).streamed
         if not self.resident:
-            return found
-        return tuple(node for node in found if self._streams_any(layer, node))
+            return self.graph(layer).streamed
+        if layer not in self._streamed:
+            nodes = self.graph(layer).streamed
+            self._streamed[layer] = tuple(node for node in nodes if self._streams_any(layer, node))
+        return self._streamed[layer]
 
     def _streams_any(self, layer: int, node: int) -> bool:
         there = self.at(layer)[node]
@@ -261,6 +263,11 @@ class StackGraph:
             return ()
         kinds = self.model.layer_kinds
         return kinds if len(set(kinds)) > 1 or self.model.unlike else ()
+
+    @cached_property
+    def _streamed(self) -> dict[int, tuple[int, ...]]:
+        """The streamed nodes of layers that were asked for; see `streamed`."""
+        return {}
 
     @cached_property
     def _pieces(self) -> dict[tuple[Stage, int], tuple[Piece, ...]]:
