@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,12 +12,10 @@ import numpy as np
 
 from workbench.analysis.optimize import Choice, Optimum, optimize
 from workbench.bench import record
-from workbench.bench.live.sim import draw, smallest
+from workbench.bench.live.sim import Setting, calibrated, draw, repeat_all, requests_in_words, warm_up
 from workbench.core.errors import WorkbenchError
-from workbench.core.quiet import Noise
-from workbench.engine import calibrate, make_checkpoint, run
 from workbench.hardware import Machine
-from workbench.models import ModelConfig, checkpoint
+from workbench.models import ModelConfig
 from workbench.scenario import Scenario
 
 RIVALS = 3
@@ -27,53 +24,45 @@ CLOSE = 0.85
 """Those are left out that are simulated slower than this share of the best of them."""
 GPU_MEMORY = (0.4, 1.3)
 """Least and most GPU memory, as shares of the model's weights."""
-EXTRA = 3
-"""Additional rounds, in which disturbed runs are repeated."""
 MEDIAN = 1.0
 LEAST = 0.95
 """Targets for the answer over the best named system: of the median, and of each setting."""
 
 
-@dataclass
 class Contest:
-    """The answer for one scenario and the named systems beside it, with the rates that were measured of each."""
+    """The answer for one scenario and the named systems beside it, with the runs of each."""
 
-    scenario: Scenario
-    found: Optimum
-    rates: dict[int, list[float]] = field(default_factory=dict)
-    dropped: int = 0
-
-    def __post_init__(self) -> None:
-        self.rates = {number: [] for number in range(len(self.choices))}
+    def __init__(self, scenario: Scenario, found: Optimum) -> None:
+        self.scenario = scenario
+        self.found = found
+        self.choices = _compared(found)
+        self.settings = [
+            Setting(each.scenario, each.schedule, each.result, found.bound)
+            for each in self.choices
+            if each.result is not None  # what has a score was simulated
+        ]
 
     @property
-    def choices(self) -> list[Choice]:
-        """The answer, and its rivals unless it is the best of them itself, or no named system fits."""
-        best = self.found.best
-        first = max((each.score for each in self.found.named), default=math.inf)
-        if best.score <= first:
-            return [best]
-        return [best, *(each for each in self.found.named[:RIVALS] if each.score >= CLOSE * first)]
+    def measured(self) -> bool:
+        """True if all have undisturbed runs, or nothing is compared."""
+        return len(self.settings) == 1 or all(each.runs for each in self.settings)
 
     @property
     def over(self) -> float:
         """Measured rate of the answer over that of the fastest rival [1]: 1 if it is a named system."""
-        if len(self.rates) == 1:
+        if len(self.settings) == 1:
             return 1.0
-        answer, *rivals = (median(rates) for rates in self.rates.values())
+        answer, *rivals = (each.rate for each in self.settings)
         return answer / max(rivals)
 
     @property
     def name(self) -> str:
         """Description of all that was drawn."""
-        workload = self.scenario.workload
         machine = self.scenario.machine
-        lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
-        online = " arriving" if len(workload.arrival) else ""
         model = self.scenario.model
-        share = machine.gpu.memory / model.weight_bytes
+        memory = f"GPU memory {machine.gpu.memory / model.weight_bytes:.2f} of the weights"
         link = f"{machine.link.h2d / 1e9:.2f} GB/s"
-        return f"{model.name}, {len(workload)} x {lengths}{online}, GPU memory {share:.2f} of the weights, {link}"
+        return f"{model.name}, {requests_in_words(self.scenario.workload)}, {memory}, {link}"
 
     def row(self) -> dict[str, Any]:
         """Row for the record."""
@@ -84,11 +73,20 @@ class Contest:
                 "schedule": each.schedule.name,
                 "scheduler": str(each.scenario.scheduler),
                 "simulated": each.score,
-                "measured": rates,
+                "measured": [run.gen_tok_s for run in setting.runs],
+                "dropped": setting.dropped,
             }
-            for each, rates in zip(self.choices, self.rates.values(), strict=True)
+            for each, setting in zip(self.choices, self.settings, strict=True)
         ]
-        return {"setting": self.name, "over": self.over, "dropped": self.dropped, "choices": choices}
+        return {"setting": self.name, "over": self.over, "choices": choices}
+
+
+def _compared(found: Optimum) -> list[Choice]:
+    """The answer, and its rivals unless it is the best of them itself, or no named system fits."""
+    first = max((each.score for each in found.named), default=math.inf)
+    if found.best.score <= first:
+        return [found.best]
+    return [found.best, *(each for each in found.named[:RIVALS] if each.score >= CLOSE * first)]
 
 
 def bench_optimum(
@@ -108,36 +106,31 @@ def bench_optimum(
     WorkbenchError
         If no setting could be measured undisturbed.
     """
-    models = [checkpoint(make_checkpoint(name)) for name in names]
-    calibrated = list[tuple[ModelConfig, Machine]]()
-    for model in models:
-        calibrated.append((model, calibrate(model, refresh=not calibrated)))
-        say(f"{model.name}: {calibrated[-1][1].name}, calibrated {calibrated[-1][1].measured}")
-    for model in models:
-        run(*smallest(model))
+    models = calibrated(names, say)
+    warm_up(models)
     contests = list[Contest]()
-    for scenario in drawn(calibrated, settings, seed):
+    for scenario in drawn(models, settings, seed):
         contests.append(Contest(scenario, optimize(scenario, budget=budget)))
         say(f"{contests[-1].name}: simulated {contests[-1].found.gain:.2f} times the best named system")
     try:
         measure(contests, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
-    seen = [each for each in contests if all(each.rates.values()) or len(each.choices) == 1]
+    seen = [each for each in contests if each.measured]
     if not seen:
         raise WorkbenchError("no setting was measured undisturbed; close other programs and try again.")
     tell(seen, say)
     if json is not None:
         over = record.ratio([each.over for each in seen])
-        record.write(json, calibrated[0][1], {"answer / best named system": over}, [each.row() for each in seen])
+        record.write(json, models[0][1], {"answer / best named system": over}, [each.row() for each in seen])
     return contests
 
 
-def drawn(calibrated: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Scenario]:
+def drawn(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Scenario]:
     """Scenarios as `bench sim` draws them, on GPUs whose memory is near the size of the weights."""
     random = np.random.default_rng(seed)
     found = list[Scenario]()
-    for setting in draw(calibrated, count, seed):
+    for setting in draw(models, count, seed):
         machine = setting.scenario.machine
         memory = setting.scenario.model.weight_bytes * random.uniform(*GPU_MEMORY)
         limited = machine.limit(gpu_memory=min(memory, machine.gpu.memory))
@@ -146,25 +139,9 @@ def drawn(calibrated: Sequence[tuple[ModelConfig, Machine]], count: int, seed: i
 
 
 def measure(contests: Sequence[Contest], repeats: int, say: Callable[[str], None]) -> None:
-    """Run all choices in turn until each has `repeats` undisturbed runs or the rounds are over."""
-    for turn in range(repeats + EXTRA):
-        missing = [
-            (contest, number)
-            for contest in contests
-            for number, rates in contest.rates.items()
-            if len(contest.choices) > 1 and len(rates) < repeats
-        ]
-        if not missing:
-            return
-        for place in np.random.default_rng(turn).permutation(len(missing)).tolist():
-            contest, number = missing[place]
-            choice = contest.choices[number]
-            result = run(choice.scenario, choice.schedule)
-            if Noise(result.others).quiet:
-                contest.rates[number].append(contest.found.objective.score(result, contest.scenario.workload))
-            else:
-                contest.dropped += 1
-        say(f"round {turn + 1} of at most {repeats + EXTRA}: {len(missing)} runs")
+    """Run all that is compared, as `repeat_all` does."""
+    compared = [contest for contest in contests if len(contest.settings) > 1]
+    repeat_all([setting for contest in compared for setting in contest.settings], repeats, say)
 
 
 def tell(contests: Sequence[Contest], say: Callable[[str], None]) -> None:

@@ -122,13 +122,10 @@ class Setting:
     @property
     def name(self) -> str:
         """Description of all that was drawn."""
-        workload = self.scenario.workload
         link = self.scenario.machine.link.h2d
-        lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
         tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
         who = short_name(self.scenario.scheduler)
-        online = " arriving" if len(workload.arrival) else ""
-        what = f"{self.scenario.model.name}, {self.way}, {who}, {len(workload)} x {lengths}{online}"
+        what = f"{self.scenario.model.name}, {self.way}, {who}, {requests_in_words(self.scenario.workload)}"
         return f"{what}, KV {tokens}, {link / 1e9:.2f} GB/s"
 
     @property
@@ -198,6 +195,12 @@ class Setting:
             "bottleneck": self.bottleneck,
             "utilisation": self.measured.utilisation,
         }
+
+
+def requests_in_words(workload: Workload) -> str:
+    """Number and mean lengths of requests: ``40 x 96+12 arriving``."""
+    lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
+    return f"{len(workload)} x {lengths}{' arriving' if len(workload.arrival) else ''}"
 
 
 def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Setting]:
@@ -296,18 +299,12 @@ def bench_sim(
     WorkbenchError
         If no setting had an undisturbed run; or if a run failed, after all others are reported and recorded.
     """
-    models = [checkpoint(make_checkpoint(name)) for name in names]
-    calibrated = list[tuple[ModelConfig, Machine]]()
-    for model in models:
-        calibrated.append((model, calibrate(model, refresh=not calibrated)))
-        machine = calibrated[-1][1]
-        say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
-    drawn = draw(calibrated, settings, seed)
+    models = calibrated(names, say)
+    drawn = draw(models, settings, seed)
     say(f"frozen before {settings} settings were drawn (seed {seed})")
-    for model in models:
-        run(*smallest(model))
+    warm_up(models)
     try:
-        _repeat_all(drawn, repeats, say)
+        repeat_all(drawn, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
     seen = [setting for setting in drawn if setting.runs]
@@ -321,10 +318,26 @@ def bench_sim(
     say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
         errors = record.ratio([setting.error + 1 for setting in seen])
-        record.write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
+        record.write(json, models[-1][1], {"measured / simulated": errors}, [setting.row() for setting in seen])
     if failed:
         raise WorkbenchError(f"runs failed, each a defect of the engine: {'; '.join(failed)}.")
     return drawn
+
+
+def calibrated(names: Sequence[str], say: Callable[[str], None]) -> list[tuple[ModelConfig, Machine]]:
+    """Models of these names, each with this computer as calibrated for it now."""
+    found = list[tuple[ModelConfig, Machine]]()
+    for model in [checkpoint(make_checkpoint(name)) for name in names]:
+        machine = calibrate(model, refresh=not found)
+        say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
+        found.append((model, machine))
+    return found
+
+
+def warm_up(models: Sequence[tuple[ModelConfig, Machine]]) -> None:
+    """Run each model once."""
+    for model, _ in models:
+        run(*smallest(model))
 
 
 def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
@@ -334,7 +347,7 @@ def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
 
 
-def _repeat_all(drawn: list[Setting], repeats: int, say: Callable[[str], None]) -> None:
+def repeat_all(drawn: Sequence[Setting], repeats: int, say: Callable[[str], None]) -> None:
     """Run interleaved rounds until every setting has `repeats` undisturbed runs or the rounds are over."""
     for turn in range(repeats + EXTRA):
         missing = [setting for setting in drawn if len(setting.runs) < repeats and not setting.failure]
