@@ -170,7 +170,7 @@ def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> list[
     followers = _followers(tasks)
     urgency = _until_other_lane(tasks, followers, seconds)
     bulk = [index for index, task in enumerate(tasks) if task.bulk]
-    next_bulk = dict(pairwise(bulk))
+    next_bulk = {before: (after,) for before, after in pairwise(bulk)}
     waiting = [len(task.after) for task in tasks]
     for index in bulk[1:]:
         waiting[index] += 1
@@ -191,13 +191,8 @@ def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> list[
         free[lanes[index]] = end
         found.append(index)
         for other in followers[index]:
-            if end > since[other]:
-                since[other] = end
-            waiting[other] -= 1
-            if not waiting[other]:
-                ready.append(other)
-        if index in next_bulk:
-            other = next_bulk[index]
+            since[other] = max(since[other], end)
+        for other in (*followers[index], *next_bulk.get(index, ())):
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)

@@ -6,8 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
-
 from workbench.core.errors import ScenarioError
 from workbench.core.latency import Slo
 from workbench.core.result import Result
@@ -65,8 +63,8 @@ class Goodput(Throughput):
     def score(self, result: Result, workload: Workload) -> float:
         """See `Objective.score`."""
         times = result.latencies
-        met = (times.ttft <= self.slo.ttft) & (np.asarray(times.worst_gap) <= self.slo.tbt)
-        requests = np.asarray(times.request, dtype=np.int64)[met]
+        met = (times.ttft <= self.slo.ttft) & (times.array("worst_gap") <= self.slo.tbt)
+        requests = times.array("request")[met]
         return float(workload.generated_len[requests].sum()) / result.seconds
 
     def told(self, score: float) -> str:
