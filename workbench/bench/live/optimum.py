@@ -66,19 +66,21 @@ class Contest:
 
     def row(self) -> dict[str, Any]:
         """Row for the record."""
-        choices = [
-            {
-                "system": each.system,
-                "placement": each.placement,
-                "schedule": each.schedule.name,
-                "scheduler": str(each.scenario.scheduler),
-                "simulated": each.score,
-                "measured": [run.gen_tok_s for run in setting.runs],
-                "dropped": setting.dropped,
-            }
-            for each, setting in zip(self.choices, self.settings, strict=True)
-        ]
+        choices = list(map(_row, self.choices, self.settings))
         return {"setting": self.name, "over": self.over, "choices": choices}
+
+
+def _row(choice: Choice, setting: Setting) -> dict[str, Any]:
+    """Row of one choice and of its runs."""
+    return {
+        "system": choice.system,
+        "placement": choice.placement,
+        "schedule": choice.schedule.name,
+        "scheduler": str(choice.scenario.scheduler),
+        "simulated": choice.score,
+        "measured": [run.gen_tok_s for run in setting.runs],
+        "dropped": setting.dropped,
+    }
 
 
 def _compared(found: Optimum) -> list[Choice]:
