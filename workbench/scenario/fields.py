@@ -9,7 +9,7 @@ import difflib
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -93,7 +93,7 @@ def fields_of(scenario: Scenario, schedule: Schedule) -> tuple[Field, ...]:
     tuple of Field
         Whole parts, such as ``machine``, each followed by its own fields, such as ``machine.gpu.memory``.
     """
-    return tuple(entry.field for entry in _entries(scenario, schedule))
+    return tuple(entry.field for entry in _Parts(scenario, schedule).entries())
 
 
 def field_of(scenario: Scenario, schedule: Schedule, name: str) -> Any:
@@ -104,7 +104,7 @@ def field_of(scenario: Scenario, schedule: Schedule, name: str) -> Any:
     ScenarioError
         If there is no field of that name.
     """
-    return _entry(_by_name(scenario, schedule), name).field.value
+    return _Parts(scenario, schedule).entry(name).field.value
 
 
 def with_field(scenario: Scenario, schedule: Schedule, name: str, value: Any) -> tuple[Scenario, Schedule]:
@@ -138,15 +138,12 @@ def with_fields(scenario: Scenario, schedule: Schedule, values: Mapping[str, Any
     """
     wholes = {name: value for name, value in values.items() if "." not in name}
     parts = _Parts(scenario, schedule)
-    known = _by_name(scenario, schedule)
     for name, value in wholes.items():
-        parts.whole(name, _entry(known, name).parse(value))
+        parts.whole(name, parts.entry(name).parse(value))
     own = dict[str, dict[str, Any]]()
-    if wholes:
-        known = {entry.field.name: entry for entry in _entries_of(parts)}
     for name, value in values.items():
         if name not in wholes:
-            entry = _entry(known, name)
+            entry = parts.entry(name)
             found = entry.parse(value)
             if found != entry.field.value:
                 part, _, rest = name.partition(".")
@@ -164,7 +161,7 @@ def parsed(scenario: Scenario, schedule: Schedule, name: str, value: Any) -> Any
     ScenarioError
         If there is no field of that name, or the value is none of it.
     """
-    return _entry(_by_name(scenario, schedule), name).parse(value)
+    return _Parts(scenario, schedule).entry(name).parse(value)
 
 
 @dataclass(frozen=True)
@@ -191,6 +188,30 @@ class _Parts:
         self.values = {known.name: getattr(scenario, known.name) for known in fields(Scenario)}
         self._changed = set[str]()
 
+    def entries(self) -> Iterator[_Entry]:
+        """All fields, each whole part before its own."""
+        for name, part in self._all.items():
+            yield from _entries_of(name, part)
+
+    def entry(self, name: str) -> _Entry:
+        """The field of a name.
+
+        Raises
+        ------
+        ScenarioError
+            If there is none; it names the nearest ones.
+        """
+        part = str(name).partition(".")[0]
+        if part in self._all:
+            for entry in _entries_of(part, self._all[part]):
+                if entry.field.name == name:
+                    return entry
+        raise ScenarioError(_unknown(name, [entry.field.name for entry in self.entries()]))
+
+    @property
+    def _all(self) -> dict[str, Any]:
+        return {**self.values, "schedule": self.schedule}
+
     def whole(self, name: str, value: Any) -> None:
         """Put another part in the place of one."""
         if name == "schedule":
@@ -212,6 +233,15 @@ class _Parts:
         """The scenario, checked as a whole, and the schedule."""
         changes = {name: self.values[name] for name in self._changed}
         return (self._scenario.on(**changes) if changes else self._scenario), self.schedule
+
+
+def _unknown(name: object, known: Sequence[str]) -> str:
+    """The error on a name that no field has."""
+    last = {each: each.rpartition(".")[2] for each in known}
+    alike = [each for each in known if last[each] == str(name).rpartition(".")[2]]
+    near = [*alike, *difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)]
+    told = ", ".join(map(repr, dict.fromkeys(near[:3]))) or ", ".join(each for each in known if "." not in each)
+    return f"{name!r} is no field of this scenario and schedule; give one such as {told}."
 
 
 def _replaced(part: Any, changes: Mapping[str, Any]) -> Any:
@@ -263,38 +293,17 @@ def _rates(machine: Machine) -> dict[str, float]:
     return found | {"link.h2d": machine.link.h2d, "link.d2h": machine.link.d2h}
 
 
-def _by_name(scenario: Scenario, schedule: Schedule) -> dict[str, _Entry]:
-    return {entry.field.name: entry for entry in _entries(scenario, schedule)}
-
-
-def _entry(known: Mapping[str, _Entry], name: str) -> _Entry:
-    """The field of a name; an error names the nearest ones."""
-    if name in known:
-        return known[name]
-    last = {each: each.rpartition(".")[2] for each in known}
-    alike = [each for each in known if last[each] == str(name).rpartition(".")[2]]
-    near = [*alike, *difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)]
-    told = ", ".join(map(repr, dict.fromkeys(near[:3]))) or ", ".join(each for each in known if "." not in each)
-    raise ScenarioError(f"{name!r} is no field of this scenario and schedule; give one such as {told}.")
-
-
-def _entries(scenario: Scenario, schedule: Schedule) -> Iterator[_Entry]:
-    return _entries_of(_Parts(scenario, schedule))
-
-
-def _entries_of(parts: _Parts) -> Iterator[_Entry]:
-    """All fields, each whole part before its own."""
-    hints = _hints(Scenario) | {"schedule": Schedule}
-    for name, part in {**parts.values, "schedule": parts.schedule}.items():
-        kinds = _members(hints[name])
-        yield _Entry(Field(name, FieldKind.WHOLE, "", _first_line(kinds[0]), part), hints[name])
-        if isinstance(part, Machine):
-            for lane in _LANES:
-                yield from _of_lane(f"{name}.{lane}", getattr(part, lane))
-        elif name == "workload":
-            yield from _of_class(name, Sizes, sizes(part)._asdict())
-        elif name in ("memory", "scheduler", "schedule") and is_dataclass(part):
-            yield from _of_part(name, part)
+def _entries_of(name: str, part: Any) -> Iterator[_Entry]:
+    """A part, and its own fields."""
+    hint = Schedule if name == "schedule" else _hints(Scenario)[name]
+    yield _Entry(Field(name, FieldKind.WHOLE, "", _first_line(_members(hint)[0]), part), hint)
+    if isinstance(part, Machine):
+        for lane in _LANES:
+            yield from _of_lane(f"{name}.{lane}", getattr(part, lane))
+    elif name == "workload":
+        yield from _of_class(name, Sizes, sizes(part)._asdict())
+    elif name in ("memory", "scheduler", "schedule") and is_dataclass(part):
+        yield from _of_part(name, part)
 
 
 def _of_lane(prefix: str, lane: Device | Link) -> Iterator[_Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from workbench.models import ModelConfig
 from workbench.workload.lengths import Lengths
 from workbench.workload.request import Request
 from workbench.workload.workload import AT_ONCE, Times, Workload
+
+_KEPT = 32
+"""Workloads that are kept for other scenarios with as many requests of the same lengths."""
 
 
 class Sizes(NamedTuple):
@@ -55,18 +59,21 @@ def resized(given: Workload, requests: int, prompt_len: int, output_len: int) ->
     for what, number in asked._asdict().items():
         if not is_whole(number) or number < 1:
             raise WorkloadError(f"{what} of a workload must be a whole number from 1 on, not {number!r}.")
+    return given if asked == sizes(given) else _resized(given, asked)
+
+
+@lru_cache(maxsize=_KEPT)
+def _resized(given: Workload, asked: Sizes) -> Workload:
     now = sizes(given)
-    if asked == now:
-        return given
-    places = np.arange(requests) % len(given)
+    places = np.arange(asked.requests) % len(given)
     prompts, outputs = given.prompt_len[places], given.output_len[places]
     same = asked[1:] == now[1:]
     return replace(
         given,
-        prompt_len=prompts if prompt_len == now.prompt_len else _scaled(prompts, prompt_len),
-        output_len=outputs if output_len == now.output_len else _scaled(outputs, output_len),
+        prompt_len=prompts if asked.prompt_len == now.prompt_len else _scaled(prompts, asked.prompt_len),
+        output_len=outputs if asked.output_len == now.output_len else _scaled(outputs, asked.output_len),
         requests=tuple(given.requests[place] for place in places) if same and given.requests else (),
-        arrival=_arrivals(given, requests),
+        arrival=_arrivals(given, asked.requests),
         ends=given.ends[places] if same and len(given.ends) else given.ends[:0],
     )
 
