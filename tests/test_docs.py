@@ -33,6 +33,7 @@ from workbench.models.families import FAMILIES, RUNNABLE
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.reproductions.offload_runs import Phase, public_runs
 from workbench.reproductions.offload_tables import median_error, rank_correlations, ratios
+from workbench.scheduler.resource_aware import Admission
 from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe
 from workbench.simulate.loading import PATIENCE
 from workbench.stages import (
@@ -516,10 +517,15 @@ def optima() -> dict[str, tuple[wb.Scenario, wb.Result]]:
     names: Names = {}
     exec(blocks(README)[0].partition("# WHEN")[0], names)
     scenario: wb.Scenario = names["scenario"]
-    (lightning,) = (each for each in wirings(scenario) if each.name == "experts streamed, attention on the CPU")
+    known = {wiring.name: wiring for wiring in wirings(scenario)}
+    lens = Group(known["weights streamed, attention on the CPU"], 1.0, 1.0, 16)
+    lightning = Group(known["experts streamed, attention on the CPU"], 0.0, 1.0, 16)
+    paced = wb.ResourceAware(admission=Admission.PACED)
     found = {}
-    for name, fill, budget in (("answer", 1.0, 11585.0), ("named", 0.0, None)):
-        candidate = Candidate(Group(lightning, fill, 1.0, 16), CGOPipe(), wb.ResourceAware(), budget)
+    for name, candidate in (
+        ("answer", Candidate(lens, CGOPipe(micro_batches=8), paced, 11585.0)),
+        ("named", Candidate(lightning, CGOPipe(), wb.ResourceAware(), None)),
+    ):
         fitted = Fitting(scenario).fit(candidate)
         found[name] = (fitted.scenario, wb.simulate(fitted.scenario, fitted.schedule))
     return found | {"tour": (scenario, wb.simulate(scenario, VSLPipe()))}
@@ -532,7 +538,7 @@ def of_the_search() -> Iterator[tuple[str, str]]:
     cache = format_bytes(parse_bytes(scenario.memory.kv_capacity))
     yield page, f"with {percent(scenario.memory.weights_on_gpu)} of its streamed weights on the GPU"
     yield page, f"room for {cache} of KV cache"
-    yield page, f"`ResourceAware(token_budget={scenario.scheduler.token_budget})`"
+    yield page, f"`ResourceAware(token_budget={scenario.scheduler.token_budget}, admission=Admission.PACED)`"
     yield (
         page,
         f"reaches {answer.gen_tok_s:.0f} simulated output tok/s: {tour:.2f} times as many as VSLPipe in the tour",

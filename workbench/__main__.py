@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     best.add_argument("--models", nargs="+", metavar="NAME", help=f"{_RECIPES}; default: the four odd ones")
     best.add_argument("--settings", type=_count, default=12)
     best.add_argument("--repeats", type=_count, default=3, help="undisturbed runs of each (default: 3)")
-    best.add_argument("--budget", default="10 s", help="time for each search (default: 10 s)")
+    best.add_argument("--budget", default="30 s", help="time for each search (default: 30 s)")
     best.add_argument("--seed", type=_seed, default=0)
     best.add_argument("--json", type=_file, help="file to write the record to")
     best.set_defaults(command=_bench_optimize)

@@ -157,7 +157,7 @@ class Lowering:
 
     def check(self) -> None:
         """Raise ScheduleError if the layers have another shape than the schedule needs; it is not ordered for that."""
-        _unordered(self.schedule, self.stack, Step.FIRST)
+        _unordered(self.schedule, self.stack, Step.MIDDLE)
 
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
@@ -210,13 +210,20 @@ def _brought(schedule: Schedule, stack: StackGraph) -> frozenset[tuple[tuple[int
 @lru_cache(maxsize=_KEPT)
 def _issued(schedule: Schedule, stack: StackGraph, step: Step, order: tuple[int, ...]) -> tuple[Task, ...]:
     """The tasks of one iteration in an order: the same ones for all typical batches that lead to it."""
-    unordered = _unordered(schedule, stack, step)
-    place = {index: after for after, index in enumerate(order)}
-    tasks = list[Task]()
-    for index in order:
-        task = unordered[index]
-        tasks.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+    tasks = _unordered(schedule, stack, step)
+    if order != tuple(range(len(tasks))):
+        tasks = _reordered(tasks, order)
     return tuple(_marked(tasks, stack))
+
+
+def _reordered(tasks: Sequence[Task], order: Sequence[int]) -> tuple[Task, ...]:
+    """The tasks in an order, each with the new places of those that it waits for."""
+    place = {index: after for after, index in enumerate(order)}
+    found = list[Task]()
+    for index in order:
+        task = tasks[index]
+        found.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+    return tuple(found)
 
 
 def _marked(tasks: Sequence[Task], stack: StackGraph) -> Iterator[Task]:

@@ -45,7 +45,8 @@ def optimize(
     GPU, the schedule and its options, the scheduler and its token budget, the KV cache's size and block. Named systems
     are tried first, under every scheduler; then each wiring that may be better; then, from the best few, one setting
     or two at a time. Every candidate passes the ledger, none is simulated whose bound is no better than the best found,
-    and of a long job a sample of requests decides what is simulated whole.
+    and of a long job a sample of requests decides what is simulated whole. Which schedules and settings are simulated
+    is chosen by estimates from three iterations each, which do not count as simulations.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from workbench.analysis.optimize.estimate import Estimate
 from workbench.core.errors import ScenarioError
 from workbench.core.latency import Slo
 from workbench.core.result import Result
@@ -23,6 +24,10 @@ class Objective(ABC):
     @abstractmethod
     def most(self, bound: Result) -> float:
         """The most that any result with this bound can score."""
+
+    @abstractmethod
+    def guess(self, estimate: Estimate) -> float:
+        """The score that an estimate tells."""
 
     @abstractmethod
     def told(self, score: float) -> str:
@@ -45,6 +50,10 @@ class Throughput(Objective):
         """See `Objective.most`: the bound's."""
         return bound.gen_tok_s
 
+    def guess(self, estimate: Estimate) -> float:
+        """See `Objective.guess`."""
+        return estimate.gen_tok_s
+
     def told(self, score: float) -> str:
         """See `Objective.told`."""
         return f"{score:.4g} output tok/s"
@@ -66,6 +75,11 @@ class Goodput(Throughput):
         met = (times.ttft <= self.slo.ttft) & (times.array("worst_gap") <= self.slo.tbt)
         requests = times.array("request")[met]
         return float(workload.generated_len[requests].sum()) / result.seconds
+
+    def guess(self, estimate: Estimate) -> float:
+        """See `Objective.guess`: the less, the more a mean time is above its limit."""
+        late = max(1.0, estimate.ttft / self.slo.ttft) * max(1.0, estimate.tbt / self.slo.tbt)
+        return estimate.gen_tok_s / late
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""
@@ -91,6 +105,10 @@ class Time(Objective):
     def most(self, bound: Result) -> float:
         """See `Objective.most`: no bound is known for the times of tokens."""
         return -bound.seconds if self.name == "seconds" else 0.0
+
+    def guess(self, estimate: Estimate) -> float:
+        """See `Objective.guess`."""
+        return -float(getattr(estimate, self.name))
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 from workbench.analysis.optimize.ceilings import Ceilings
 from workbench.analysis.optimize.space import Candidate, Group, Space, schedules_of
-from workbench.analysis.optimize.trials import Trial, Trials, most_tokens
+from workbench.analysis.optimize.trials import Trial, Trials
 from workbench.analysis.optimize.wirings import Named, Wiring
 from workbench.scheduler.base import Scheduler
-from workbench.schedules import Overlap, Schedule
+from workbench.schedules import Schedule
 
+_TRIED = 3
+"""Kinds of schedules with which each wiring is simulated at first."""
+_FAR = 0.7
+"""Share of the best guess below which a wiring is left."""
+_NEAR = 0.8
+"""Share of the best score that a neighbour is to reach by its guess; guesses of neighbours err by 0.1 or 0.2."""
 _STARTS = 4
 """Wirings from whose best candidates moves begin."""
 _NAMED_CACHES = (None, 1.0)
@@ -47,40 +53,72 @@ def every_named(space: Space) -> Iterator[tuple[Named, Candidate]]:
 def explore(space: Space, trials: Trials, ceilings: Ceilings) -> None:
     """Try every wiring that may be better than the best, those first that may be best of all.
 
+    Only those are simulated whose guess is not far from the best guess of any wiring so far.
+
     Raises
     ------
     StoppedError
         If the budget is spent.
     """
+    highest = -math.inf
     for wiring in sorted(space.wirings, key=ceilings.of, reverse=True):
         if trials.best is not None and ceilings.of(wiring) <= trials.best.score:
             continue
-        for candidate in _first(space, trials, wiring):
-            trials.of(candidate)
+        guesses = _peak(space, trials, wiring, highest)
+        highest = max(highest, *guesses.values())
+        for candidate in _best_kinds(guesses)[:_TRIED]:
+            if trials.ratio(guesses[candidate], highest) >= _FAR:
+                trials.of(candidate)
 
 
-def _first(space: Space, trials: Trials, wiring: Wiring) -> Iterator[Candidate]:
-    """A wiring's first candidates: filled, with the systems' schedules and `Overlap`, under the best schedulers."""
-    schedules = dict.fromkeys([each.schedule for each in wiring.named] or schedules_of(wiring, space.layers)[:1])
-    schedules |= dict.fromkeys(each for each in schedules_of(wiring, space.layers) if each in (Overlap(), Overlap(1)))
+def _peak(space: Space, trials: Trials, wiring: Wiring, highest: float) -> dict[Candidate, float]:
+    """Guesses of a wiring's candidates, filled, up to the best that moves of schedule and scheduler reach.
+
+    They begin at each kind of schedule under the best scheduler so far. There are no moves from one that fits and is
+    far from the highest guess of other wirings.
+    """
+    way = (space.schedulers[0], None) if trials.best is None else trials.best.candidate[2:]
+    guesses = {each: trials.guess(each) for each in _first(space, wiring, *way)}
+    before, top = None, _highest(guesses)
+    if -math.inf < guesses[top] < highest and trials.ratio(guesses[top], highest) < _FAR:
+        return guesses
+    while top != before:
+        for move in (_schedules, _kinds, _budgets):
+            guesses |= {each: trials.guess(each) for each in move(space, top)}
+        before, top = top, _highest(guesses)
+    return guesses
+
+
+def _first(space: Space, wiring: Wiring, scheduler: Scheduler, budget: float | None) -> Iterator[Candidate]:
+    """A wiring's first candidates: filled, with each kind of schedule in one part and in several."""
     largest = max(space.caches, key=lambda cache: cache or 0.0)
     group = Group(wiring, max(space.fills_of(wiring)), largest, space.blocks[0])
-    for way, schedule in product(_best_ways(space, trials), schedules):
-        yield Candidate(group, schedule, *way)
+    kinds = dict[object, Schedule]()
+    for schedule in schedules_of(wiring, space.layers):
+        kinds.setdefault((type(schedule), schedule.parts > 1), schedule)
+    for schedule in kinds.values():
+        yield Candidate(group, schedule, scheduler, budget)
 
 
-def _best_ways(space: Space, trials: Trials) -> list[tuple[Scheduler, float | None]]:
-    """The best scheduler so far with its own budget, and with that which is nearest to its largest iteration.
+def _highest(guesses: dict[Candidate, float]) -> Candidate:
+    return max(guesses, key=lambda each: guesses[each])
 
-    A budget that follows the streamed weights falls with what of them stays on the GPU.
-    """
-    best = trials.best
-    if best is None or best.fitted is None:
-        return [(space.schedulers[0], None)]
-    tokens = most_tokens(best.fitted.scenario, best.fitted.schedule)
-    levels = [budget for budget in space.budgets if budget is not None]
-    near = min(levels, key=lambda budget: abs(math.log(budget / tokens)), default=None)
-    return [(best.candidate.scheduler, budget) for budget in dict.fromkeys((best.candidate.budget, near))]
+
+def _ranked(guesses: dict[Candidate, float]) -> list[Candidate]:
+    """The candidates with a guess, the best first; of those with the same guess and scheduler one alone."""
+    found = dict[object, Candidate]()
+    for each in sorted(guesses, key=lambda each: -guesses[each]):
+        if guesses[each] > -math.inf:
+            found.setdefault((guesses[each], each.scheduler), each)
+    return list(found.values())
+
+
+def _best_kinds(guesses: dict[Candidate, float]) -> list[Candidate]:
+    """The best candidate by its guess with each kind of schedule, the best first."""
+    found = dict[type[Schedule], Candidate]()
+    for each in _ranked(guesses):
+        found.setdefault(type(each.schedule), each)
+    return list(found.values())
 
 
 def _simulated(trials: Trials) -> list[Trial]:
@@ -104,7 +142,7 @@ def descend(space: Space, trials: Trials) -> None:
 
 
 def climb(space: Space, trials: Trials, trial: Trial) -> Trial:
-    """The best that moves reach from a trial: none of its neighbours is better.
+    """The best that moves reach from a trial: no neighbour that may be better is.
 
     Raises
     ------
@@ -115,7 +153,7 @@ def climb(space: Space, trials: Trials, trial: Trial) -> Trial:
     while improved:
         before = trial
         for move in (_schedules, _kinds, _budgets, _memories, _budgets_and_caches):
-            for candidate in move(space, trial.candidate):
+            for candidate in _promising(trials, trial, move(space, trial.candidate)):
                 found = trials.of(candidate)
                 if found.score > trial.score:
                     trial = found
@@ -123,13 +161,16 @@ def climb(space: Space, trials: Trials, trial: Trial) -> Trial:
     return trial
 
 
+def _promising(trials: Trials, trial: Trial, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The neighbours of a trial whose guesses, corrected by the trial's, come near the best score; the best first."""
+    guesses = {each: trials.guess(each) for each in candidates}
+    known = trials.guess(trial.candidate)
+    below = trials.ratio(trial.score, (trials.best or trial).score)
+    return [each for each in _ranked(guesses) if below * trials.ratio(guesses[each], known) >= _NEAR]
+
+
 def _schedules(space: Space, of: Candidate) -> Iterator[Candidate]:
-    """Other schedules: of each kind the default first, then all options of the kind that is there."""
-    every = schedules_of(of.group.wiring, space.layers)
-    kinds = dict[type[Schedule], Schedule]()
-    for schedule in every:
-        kinds.setdefault(type(schedule), schedule)
-    for schedule in [*kinds.values(), *(each for each in every if type(each) is type(of.schedule))]:
+    for schedule in schedules_of(of.group.wiring, space.layers):
         yield of._replace(schedule=schedule)
 
 

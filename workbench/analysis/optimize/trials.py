@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from workbench.analysis.optimize.estimate import estimated
 from workbench.analysis.optimize.fitting import Fitted, Fitting
 from workbench.analysis.optimize.objective import Objective
-from workbench.analysis.optimize.space import Candidate
+from workbench.analysis.optimize.space import Candidate, scheduler_of
 from workbench.core.errors import StoppedError, WorkbenchError
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
@@ -94,6 +95,8 @@ class Trials:
         self._bar = bar
         self._fitting = Fitting(scenario)
         self._simulated = dict[Hashable, Result]()
+        self._placed = dict[Hashable, Scenario]()
+        self._guesses = dict[Candidate, float]()
         self.all = dict[Candidate, Trial]()
         self.best: Trial | None = None
 
@@ -115,13 +118,45 @@ class Trials:
                 self.best = trial
         return self.all[candidate]
 
+    def guess(self, candidate: Candidate) -> float:
+        """The score that an estimate tells; minus infinity if there is none.
+
+        Candidates that differ in their schedules alone are compared with the same memories, those of the first of them.
+
+        Raises
+        ------
+        StoppedError
+            If the budget is spent.
+        """
+        if candidate not in self._guesses:
+            self._check(timed=True)
+            self._guesses[candidate] = self._guessed(candidate)
+        return self._guesses[candidate]
+
+    def ratio(self, score: float, other: float) -> float:
+        """Ratio by which one score is better than another."""
+        return self._objective.ratio(score, other)
+
     @property
     def _best_score(self) -> float:
         return -math.inf if self.best is None else self.best.score
 
-    def _tried(self, candidate: Candidate, least: float, timed: bool) -> Trial:
+    def _check(self, *, timed: bool) -> None:
         if self.best is not None:
             self._budget.check(self._share, timed=timed)
+
+    def _guessed(self, candidate: Candidate) -> float:
+        alike = (candidate.group, candidate.scheduler, candidate.budget)
+        try:
+            if alike not in self._placed:
+                self._placed[alike] = self._fitting.fit(candidate).scenario.on(workload=self._workload)
+            scenario = self._placed[alike].on(scheduler=scheduler_of(candidate))
+            return self._objective.guess(estimated(scenario, candidate.schedule))
+        except WorkbenchError:
+            return -math.inf
+
+    def _tried(self, candidate: Candidate, least: float, timed: bool) -> Trial:
+        self._check(timed=timed)
         try:
             fitted = self._fitting.fit(candidate)
             scenario = fitted.scenario.on(workload=self._workload)
