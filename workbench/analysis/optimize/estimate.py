@@ -73,7 +73,8 @@ class _Job:
         begun, later, each = (self._seconds(kind) if kind.times else 0.0 for kind in self._kinds)
         begun *= first.times
         rest = mixed.times * later + decoding.times * each
-        waiting = self._at_once * begun / 2 + (1 - self._at_once) * (begun + rest / 2)
+        at_first = begun * (1 + 1 / first.times) / 2
+        waiting = self._at_once * at_first + (1 - self._at_once) * (begun + rest / 2)
         outputs = self._tokens[1]
         return Estimate(begun + rest, outputs / (begun + rest), waiting, rest / (mixed.times + decoding.times))
 
@@ -119,7 +120,10 @@ class _Job:
         return min(1.0, self._running / len(self.scenario.workload))
 
     def _seconds(self, of: _Iterations) -> float:
-        """Time of one of these iterations; whole requests are divided among the parts."""
+        """Time of one of these iterations; whole requests are divided among the parts.
+
+        The one before left as much of a weight transfer running on as this one does.
+        """
         _, prefill, decode = of
         parts = self.schedule.parts
         prefilling = _parts_with(parts, prefill / self._typical.prompt)
@@ -135,7 +139,11 @@ class _Job:
         tasks = self.prepared.lowering.tasks(Step.MIDDLE)
         cores = self.scenario.machine.cores
         pace = None if cores is None else plans.pace(tasks, rows, cores)
-        laid = plans.lay_out(tasks, rows, self.schedule.packet_seconds, pace, 0.0, skip=True)
+        packet = self.schedule.packet_seconds
+        laid = plans.lay_out(tasks, rows, packet, pace, 0.0, skip=True)
+        if laid.runs_on:
+            carried = max(0.0, laid.runs_on - max(laid.dram, laid.seconds))
+            laid = plans.lay_out(tasks, rows, packet, pace, carried, skip=True)
         return max(laid.dram, laid.seconds)
 
     def _rows(self, prefill: float, decode: float) -> PartRows:
