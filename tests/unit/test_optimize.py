@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.systems import GOLDEN, VSL
 from workbench.analysis.optimize import trials as trials_module
 from workbench.analysis.optimize.auto_scheduler import optimum_of, sample_of
 from workbench.analysis.optimize.ceilings import Ceilings
+from workbench.analysis.optimize.estimate import estimated
 from workbench.analysis.optimize.objective import Goodput, Throughput, objective_of
 from workbench.analysis.optimize.space import Space
 from workbench.analysis.optimize.trials import Budget, Trial, Trials, most_tokens
@@ -24,7 +26,7 @@ from workbench.hardware import Machine
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.scenario import Scenario
 from workbench.scheduler.registry import every_scheduler
-from workbench.schedules import Overlap, Schedule
+from workbench.schedules import Overlap, Schedule, contenders
 from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route
 
 FEW = (GIVEN, "everything on the GPU", "experts on the CPU", "weights streamed, attention on the CPU")
@@ -133,6 +135,46 @@ def test_it_finds_what_exhaustive_search_finds_with_a_tenth_of_the_simulations(s
     assert found.best.score >= 0.98 * best
     assert found.counts.simulations <= 0.1 * simulated
     assert found.counts.left >= 0
+
+
+# ------------------------------------------------------------------------------------------------------- the estimates
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_estimate_of_requests_that_are_alike_and_run_together_is_near_their_simulation(name: str) -> None:
+    """They are one iteration of prompts and as many of decodes as tokens follow the first."""
+    pipeline, schedule = GOLDEN[name]
+    scenario = tiny_scenario([24] * 32, [40] * 32, pipeline=pipeline, scheduler=wb.ContinuousBatching())
+    estimate, result = estimated(scenario, schedule), wb.simulate(scenario, schedule)
+    assert estimate.seconds == pytest.approx(result.seconds, rel=0.04)
+    assert estimate.gen_tok_s == pytest.approx(result.gen_tok_s, rel=0.04)
+    assert estimate.tbt == pytest.approx(result.tbt, rel=0.02)
+    assert estimate.ttft == pytest.approx(result.ttft, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_estimates_of_schedules_with_the_same_memory_are_to_one_another_as_their_simulations(seed: int) -> None:
+    scenario = drawn(seed)
+    machine = scenario.machine
+    roomy = replace(machine, gpu=replace(machine.gpu, memory=1e12), cpu=replace(machine.cpu, memory=1e12))
+    scenario = scenario.on(machine=roomy)
+    over = list[float]()
+    for schedule in contenders(scenario.pipeline):
+        if schedule.parts <= len(scenario.workload):
+            result = wb.simulate(scenario, schedule)
+            over.append(estimated(scenario, schedule).gen_tok_s / result.gen_tok_s)
+    assert max(over) <= 1.05 * min(over)
+    assert min(over) > 0.8
+    assert max(over) < 1.3
+
+
+def test_an_estimate_is_no_simulation() -> None:
+    budget = Budget(inf, inf)
+    space = enumerable(drawn(0))
+    trials = Trials(space.scenario, space.scenario.workload, Throughput(), budget, 1.0, NoBar())
+    assert max(trials.guess(each) for each in islice(space, 100)) > 0
+    assert not trials.all
+    assert budget.used == 0
 
 
 # -------------------------------------------------------------------------------------------- against the named systems
