@@ -400,8 +400,8 @@ def _check_order(pipeline: Pipeline) -> None:
     if found.twice:
         raise PipelineError(f"{found.stage} is the second {found.stage.op} of the layer; remove it.", found.path)
     raise PipelineError(
-        f"{found.stage} reads the residual stream before {other}, which no model's layer does. Put {found.stage.op} "
-        f"behind {other.op}.",
+        f"{found.stage} reads the residual stream too early: in a layer {other.op} comes before {found.stage.op}. Put "
+        f"{found.stage.op} behind {other.op}.",
         found.path,
     )
 
