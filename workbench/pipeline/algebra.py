@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
@@ -35,9 +35,6 @@ from workbench.stages import (
     flatten,
     head,
     kv,
-    out_proj,
-    qkv,
-    route,
     shared_experts,
     weights,
 )
@@ -311,8 +308,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     ------
     PipelineError
         If a transfer is forgotten or useless, a buffer is never written, nothing keeps the KV cache, `fetch` would
-        stream nothing, the layer leaves the residual stream where the next layer does not read it, or a built-in
-        operation reads it before another one has added to it.
+        stream nothing, or the layer leaves the residual stream where the next layer does not read it.
     """
     _check_kv(pipeline)
     _check_fetches(pipeline)
@@ -323,7 +319,6 @@ def resolve(pipeline: Pipeline) -> Resolved:
     again = _start(leaves, walk.writer["x", RowClass.DECODE].stage)
     again.follow(pipeline.chain, pipeline.chain)
     enters = frozenset({reader}) if again.carries == walk.carries else leaves
-    _check_order(pipeline)
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
@@ -349,61 +344,6 @@ def _check_kv(pipeline: Pipeline) -> None:
         raise PipelineError(
             f"fetch(kv) streams the cache to the GPU, but {keeper} reads it on the cpu. Remove kv.", path
         )
-
-
-_ON_RESIDUAL = (qkv, out_proj, route, combine)
-"""Built-in operations that read the residual stream, in the order of a layer."""
-
-
-class Misplaced(NamedTuple):
-    """A built-in operation that reads the residual stream too early, or a second time.
-
-    Attributes
-    ----------
-    path : Path
-    stage : Stage
-    other : tuple of (path, Stage)
-        The last one that belongs before it and stands behind it; the same operation, which stands before it, if it is
-        there twice.
-    """
-
-    path: Path
-    stage: Stage
-    other: tuple[Path, Stage]
-
-    @property
-    def twice(self) -> bool:
-        """True if the operation is there twice."""
-        return self.stage.op.plain is self.other[1].op.plain
-
-
-def misplaced(chain: tuple[Element, ...]) -> Misplaced | None:
-    """The first built-in operation of a layer that reads the residual stream too early, or a second time."""
-    found = list[tuple[int, Path, Stage]]()
-    for path, element in located(chain):
-        if isinstance(element, Stage) and element.op.plain in _ON_RESIDUAL:
-            found.append((_ON_RESIDUAL.index(element.op.plain), path, element))
-    for number, (rank, path, stage) in enumerate(found):
-        same = [(other, each) for place, other, each in found[:number] if place == rank]
-        earlier = [(other, each) for place, other, each in found[number:] if place < rank]
-        for others in (same, earlier):
-            if others:
-                return Misplaced(path, stage, others[-1])
-    return None
-
-
-def _check_order(pipeline: Pipeline) -> None:
-    found = misplaced(pipeline.chain)
-    if found is None:
-        return
-    _, other = found.other
-    if found.twice:
-        raise PipelineError(f"{found.stage} is the second {found.stage.op} of the layer; remove it.", found.path)
-    raise PipelineError(
-        f"{found.stage} reads the residual stream too early: in a layer {other.op} comes before {found.stage.op}. Put "
-        f"{found.stage.op} behind {other.op}.",
-        found.path,
-    )
 
 
 def _check_fetches(pipeline: Pipeline) -> None:

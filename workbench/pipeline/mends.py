@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu, misplaced
+from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
 from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, bracketed, element_at, located, spliced
 from workbench.pipeline.layer_graph import layer_graph
@@ -211,12 +210,6 @@ def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, .
         yield Mend("Put them one after the other", joined(pipeline, path))
         return
     missing = surveyed(pipeline.chain)[0].unwritten_at.get(path, [])
-    wrong = misplaced(pipeline.chain)
-    if wrong is not None and wrong.path == path and not missing:
-        if not wrong.twice:
-            yield _behind(pipeline, (path, wrong.stage), wrong.other)
-        yield Mend(f"Remove {wrong.stage.op}", removed(pipeline, path))
-        return
     if isinstance(element, Stage) and missing:
         yield from _written_before(pipeline, path, missing, known)
     else:
@@ -247,15 +240,13 @@ def _written_before(pipeline: Pipeline, path: Path, lacking: list[BufferRows], k
         for place, stage in _stages(pipeline)
         if place > path and missing.intersection(written(stage)) and can_be.issuperset(stage.op.needs)
     ]
-    moves = list[Mend]()
     for place, stage in later:
         beside = place[: len(path) - 1] == path[:-1]
-        moved = shifted(pipeline, place, path if beside else path[:1])
-        moves.append(Mend(f"Move {stage.op} before {reader.op}", moved))
+        yield Mend(f"Move {stage.op} before {reader.op}", shifted(pipeline, place, path if beside else path[:1]))
     if later:
-        behind = _behind(pipeline, (path, reader), later[-1])
-        in_order = any(_disorder(mend) == 0 for mend in (*moves, behind))
-        yield from sorted([*moves, behind] if in_order else [behind, *moves], key=_disorder)
+        place, stage = later[-1]
+        slot = (place[0] + 1,)
+        yield Mend(f"Move {reader.op} behind {stage.op}", shifted(pipeline, path, slot))
         return
     makers = [op for op in known if missing.intersection(_made(op)) and can_be.issuperset(op.needs)]
     there = {rows for stage in pipeline.stages for rows in written(stage) if rows[0] != "x"}
@@ -263,19 +254,6 @@ def _written_before(pipeline: Pipeline, path: Path, lacking: list[BufferRows], k
     for op in anew or makers:
         for device in (reader.device, reader.device.other):
             yield Mend(f"Add {op} on the {_said(device)}", added(pipeline, op, device, path[:1]))
-
-
-def _disorder(mend: Mend) -> int:
-    """Pairs of built-in operations that stand otherwise than in `_WHOLE`."""
-    names = [stage.op.plain.name for stage in mend.pipeline.stages]
-    ranks = [_ORDER.index(name) for name in names if name in _ORDER]
-    return sum(one > other for one, other in combinations(ranks, 2))
-
-
-def _behind(pipeline: Pipeline, one: tuple[Path, Stage], other: tuple[Path, Stage]) -> Mend:
-    path, stage = one
-    place, before = other
-    return Mend(f"Move {stage.op} behind {before.op}", shifted(pipeline, path, (place[0] + 1,)))
 
 
 def _writable(pipeline: Pipeline, known: tuple[Op, ...]) -> set[BufferRows]:
