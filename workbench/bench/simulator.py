@@ -127,7 +127,7 @@ def _position(capacity: str) -> float:
 
 
 def _swept(processes: int) -> float:
-    """Seconds on the clock that a sweep takes on so many processes, which start within them, or in this one if none."""
+    """Seconds on the clock for a sweep on so many new processes, their start included; for 0, in this process."""
     begin = time.perf_counter()
     with _executor(processes) as executor, TemporaryDirectory() as folder:
         sweeps.sweep(job(), over=SWEPT, executor=executor, store=Path(folder) / "readings.sqlite")

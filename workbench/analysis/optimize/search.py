@@ -142,7 +142,7 @@ def descend(space: Space, trials: Trials) -> None:
 
 
 def climb(space: Space, trials: Trials, trial: Trial) -> Trial:
-    """The best that moves reach from a trial: no neighbour that may be better is.
+    """The best that moves reach from a trial: none of its promising neighbours is better.
 
     Raises
     ------
