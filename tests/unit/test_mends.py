@@ -1,6 +1,8 @@
 """What is wrong with a wiring, where, and what mends it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.systems import APART, PIPELINES, VSL
 from workbench.core.errors import PipelineError
@@ -43,10 +45,13 @@ def test_a_layer_has_no_fault(pipeline):
     [
         (Pipeline(), None, "Place a whole layer on the GPU"),
         (gpu(qkv, prefill_attention, out_proj, moe), None, "Add decode_attention on the GPU"),
-        (gpu(qkv, attention, decode_attention, out_proj, moe), (3,), "Remove the last decode_attention"),
+        (gpu(qkv, attention, decode_attention, out_proj, moe), (3,), "Remove the second decode_attention"),
         (fetch(kv) | cpu(qkv, attention, out_proj, moe), (2,), "Remove fetch(kv)"),
         (fetch(experts.weights) | cpu(qkv, attention, out_proj, moe), None, "Remove fetch(experts.weights)"),
-        (gpu(prefill_attention, qkv, decode_attention, out_proj, moe), (0,), "Move qkv before prefill_attention"),
+        (gpu(prefill_attention, qkv, decode_attention, out_proj, moe), (0,), "Move prefill_attention behind qkv"),
+        (gpu(route, qkv, attention, out_proj, experts, combine), (0,), "Move route behind out_proj"),
+        (gpu(qkv, attention, out_proj, route, moe), (5,), "Remove the second route"),
+        (gpu(qkv, qkv, attention, out_proj, moe), (1,), "Remove the second qkv"),
         (gpu(qkv, attention, out_proj, experts, combine), (4,), "Add route on the GPU"),
         (gpu(qkv, attention, out_proj, route, experts.prefill, combine), (6,), "Add experts.decode on the GPU"),
         (BEFORE >> offload >> load >> gpu(moe), (4,), "Remove offload"),
@@ -66,6 +71,37 @@ def test_a_fault_has_its_place_and_its_first_mend(pipeline, path, first):
     assert 1 <= len(fault.mends) <= 3
     assert len({mend.pipeline for mend in fault.mends}) == len(fault.mends)
     assert fault_of(fault.mends[0].pipeline) is None
+
+
+@given(st.permutations([qkv, *attention, out_proj, *moe]), st.lists(st.sampled_from(Place), min_size=7, max_size=7))
+def test_in_any_order_the_first_mends_lead_to_the_layer(ops, devices):
+    """Where all operations are there, none is added, removed or placed on another device on the way."""
+    pipeline = Pipeline(tuple(Stage(op, device) for op, device in zip(ops, devices, strict=True)))
+    for _ in range(3 * len(ops)):
+        fault = fault_of(pipeline)
+        if fault is None:
+            break
+        assert not fault.mends[0].label.startswith(("Add", "Remove", "Start", "Place"))
+        pipeline = fault.mends[0].pipeline
+    after = [stage.op for stage in pipeline.stages]
+    assert [op for op in after if op not in attention] == [qkv, out_proj, *moe]
+    assert set(after[1:3]) == set(attention)
+    assert {stage.op: stage.device for stage in pipeline.stages} == dict(zip(ops, devices, strict=True))
+
+
+@pytest.mark.parametrize("late", [qkv, out_proj, route, combine])
+def test_a_layer_in_another_order_is_refused(late):
+    """The residual stream would be read before another operation has added to it."""
+    ops = [qkv, *attention, out_proj, *moe]
+    ops.remove(late)
+    for at in range(len(ops) + 1):
+        order = (*ops[:at], late, *ops[at:])
+        wired = Pipeline(tuple(Stage(op, GPU) for op in order))
+        if order == (qkv, *attention, out_proj, *moe):
+            resolve(wired)
+        else:
+            with pytest.raises(PipelineError):
+                resolve(wired)
 
 
 def test_a_fault_speaks_as_the_code_does():

@@ -15,7 +15,7 @@ from typing import NoReturn
 from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spelled, stages_of
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, misplaced, spelled, stages_of
 from workbench.pipeline.stack import Stack, cut
 from workbench.pipeline.walk import Author, Walk
 from workbench.stages import (
@@ -308,7 +308,8 @@ def resolve(pipeline: Pipeline) -> Resolved:
     ------
     PipelineError
         If a transfer is forgotten or useless, a buffer is never written, nothing keeps the KV cache, `fetch` would
-        stream nothing, or the layer leaves the residual stream where the next layer does not read it.
+        stream nothing, the layer leaves the residual stream where the next layer does not read it, or a built-in
+        operation stands before one that comes before it in a layer, or is there twice.
     """
     _check_kv(pipeline)
     _check_fetches(pipeline)
@@ -319,6 +320,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     again = _start(leaves, walk.writer["x", RowClass.DECODE].stage)
     again.follow(pipeline.chain, pipeline.chain)
     enters = frozenset({reader}) if again.carries == walk.carries else leaves
+    _check_order(pipeline)
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
@@ -344,6 +346,20 @@ def _check_kv(pipeline: Pipeline) -> None:
         raise PipelineError(
             f"fetch(kv) streams the cache to the GPU, but {keeper} reads it on the cpu. Remove kv.", path
         )
+
+
+def _check_order(pipeline: Pipeline) -> None:
+    found = misplaced(pipeline.chain)
+    if found is None:
+        return
+    _, other = found.other
+    if found.twice:
+        raise PipelineError(f"{found.stage} is the second {other.op} of the layer; remove it.", found.path)
+    raise PipelineError(
+        f"{found.stage} stands before {other}, and a layer has {other.op} first; put {found.stage.op} behind "
+        f"{other.op}.",
+        found.path,
+    )
 
 
 def _check_fetches(pipeline: Pipeline) -> None:

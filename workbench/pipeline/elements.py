@@ -1,12 +1,13 @@
-"""The elements of a chain: stages, moves and forks, and the path by which each is found."""
+"""The elements of a chain: stages, moves and forks, the path by which each is found, and one in the wrong order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.stages import Move, RowClass, Stage
+from workbench.stages import Move, RowClass, Stage, comes_before, is_same
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,38 @@ def located(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path,
 def stages_of(chain: tuple[Element, ...]) -> Iterator[Stage]:
     """All stages of a chain in order; the arms of a fork follow one another."""
     return (element for _, element in located(chain) if isinstance(element, Stage))
+
+
+class Misplaced(NamedTuple):
+    """A built-in operation that stands before one that comes before it in a layer, or is there a second time.
+
+    Attributes
+    ----------
+    path : Path
+    stage : Stage
+    other : tuple of (path, Stage)
+        The last one that stands behind it and comes before it; if it is there twice, the first of the two.
+    """
+
+    path: Path
+    stage: Stage
+    other: tuple[Path, Stage]
+
+    @property
+    def twice(self) -> bool:
+        """True if the operation is there twice."""
+        return self.other[0] < self.path
+
+
+def misplaced(chain: tuple[Element, ...]) -> Misplaced | None:
+    """The first built-in operation that stands in the wrong order or is there a second time; None if there is none."""
+    stages = [(path, element) for path, element in located(chain) if isinstance(element, Stage)]
+    for number, (path, stage) in enumerate(stages):
+        same = [each for each in stages[:number] if is_same(each[1].op, stage.op)]
+        late = [each for each in stages[number + 1 :] if comes_before(each[1].op, stage.op)]
+        if same or late:
+            return Misplaced(path, stage, (same or late)[-1])
+    return None
 
 
 def element_at(chain: tuple[Element, ...], path: Path) -> Element:

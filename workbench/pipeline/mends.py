@@ -9,7 +9,17 @@ from typing import NamedTuple
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
 from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, bracketed, element_at, located, spliced
+from workbench.pipeline.elements import (
+    BufferRows,
+    Element,
+    Fork,
+    Path,
+    bracketed,
+    element_at,
+    located,
+    misplaced,
+    spliced,
+)
 from workbench.pipeline.layer_graph import layer_graph
 from workbench.pipeline.transfers import bare, connected, surveyed
 from workbench.pipeline.walk import written
@@ -176,6 +186,7 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
         without = bare(spliced(pipeline.chain, alike, 1, ()))
         yield Mend(f"Remove the second {_op(pipeline, alike)}", Pipeline(without, pipeline.fetches))
         return
+    yield from _in_order(pipeline)
     keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
@@ -197,6 +208,18 @@ def _set_named_twice(pipeline: Pipeline) -> Path | None:
     except PipelineError as error:
         return error.path
     return None
+
+
+def _in_order(pipeline: Pipeline) -> Iterator[Mend]:
+    """With the first built-in operation that stands in the wrong order behind the one that comes before it."""
+    wrong = misplaced(pipeline.chain)
+    if wrong is None:
+        return
+    if wrong.twice:
+        yield Mend(f"Remove the second {wrong.stage.op}", removed(pipeline, wrong.path))
+        return
+    place, before = wrong.other
+    yield Mend(f"Move {wrong.stage.op} behind {before.op}", shifted(pipeline, wrong.path, (place[0] + 1,)))
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:

@@ -41,6 +41,7 @@ from workbench.stages.ops import (
     shared_experts,
     weights,
 )
+from workbench.stages.order import comes_before, is_same
 from workbench.stages.work import (
     CutRows,
     KindRows,
@@ -87,6 +88,7 @@ __all__ = [
     "buffer_row",
     "combine",
     "combine_of",
+    "comes_before",
     "copy_seconds",
     "decode_attention",
     "embed",
@@ -94,6 +96,7 @@ __all__ = [
     "flatten",
     "head",
     "head_format",
+    "is_same",
     "kv",
     "least_seconds",
     "measured_seconds",
