@@ -24,11 +24,11 @@ from workbench.core.errors import CapacityError
 from workbench.core.units import parse_bytes
 from workbench.hardware import machines
 from workbench.perfmodels import bound
-from workbench.pipeline import fetch, gpu
+from workbench.pipeline import fetch, fetched, gpu, ranges_of
 from workbench.scenario import Memory
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Sequential, VSLPipe
+from workbench.schedules import Overlap, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import capacity, fits, prepare
 from workbench.serving.capacity import embedding_bytes, held_buffers, largest_batch, ledger, roomy
@@ -48,6 +48,7 @@ from workbench.stages import (
     qkv,
     route,
     shared_experts,
+    weights,
 )
 
 MODEL = tiny_model()
@@ -312,7 +313,7 @@ def one_step_less(change, scenario, schedule):
         return new.on(scheduler=replace(budget, token_budget=more)), schedule
     if name == "micro_batches":
         return new, replace(schedule, micro_batches=change.schedule.micro_batches - 1)
-    if name == "weights":
+    if name == "weights" or name.startswith("fetch("):
         return scenario, schedule  # there is no step between
     machines = (scenario.machine, new.machine)
     gpu, host = ([getattr(machine, lane).memory for machine in machines] for lane in ("gpu", "cpu"))
@@ -413,6 +414,20 @@ def test_rounded_experts_are_proposed_where_they_alone_fit(left, form):
     (change,) = (change for change in found.changes if "weights=" in change.text)
     assert change.text == f"weights={form!r} (now bf16)"
     assert fits(change.scenario, VSLPipe()).gpu.left >= 0
+
+
+@pytest.mark.parametrize("item", [experts.weights, weights])
+def test_streaming_is_proposed_where_weights_do_not_fit(item):
+    """The routed experts alone where that is enough, else all weights; also in each range of a stack."""
+    pipeline = PIPELINES["all_gpu"]
+    streamed = tiny_scenario(pipeline=fetched(pipeline, item, True), model=tiny_model(16, intermediate_size=512))
+    machine = small_machine(gpu_memory=fits(streamed, Overlap()).gpu.total)
+    for wired in (pipeline, pipeline[:2] + pipeline[2:]):
+        ample = streamed.on(pipeline=wired)
+        (change,) = (each for each in fits(ample.on(machine=machine), Overlap()).changes if "fetch" in each.text)
+        assert change.text == f"fetch({item.name}) (now kept on the GPU)"
+        assert all(each.pipeline.fetches == (item,) for each in ranges_of(change.scenario.pipeline))
+        assert fits(change.scenario, Overlap())
 
 
 def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():

@@ -16,6 +16,7 @@ from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, Stack, fetched, ranges_of
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
@@ -36,11 +37,13 @@ from workbench.stages import (
     Place,
     Precision,
     RowClass,
+    Streamed,
     buffer_bytes,
     experts,
     head,
     head_format,
     qkv,
+    weights,
 )
 from workbench.workload import Workload
 
@@ -410,6 +413,7 @@ def _changes(prepared: Prepared, now: Ledger, needs: _Needs) -> Iterator[Change]
     yield from _fewer_tokens(prepared, needs)
     yield from _more_parts(prepared, needs)
     yield from _smaller_weights(prepared)
+    yield from _streamed_weights(prepared, now)
     yield from _more_memory(prepared, now)
 
 
@@ -529,6 +533,29 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
                 text = f"weights={dtype!r} (now {scenario.weight_formats})"
                 yield Change(text, now / other.scenario.precision.expert_bytes, other.scenario, schedule)
                 return
+
+
+def _streamed_weights(prepared: Prepared, now: Ledger) -> Iterator[Change]:
+    """The routed experts or all weights, which now stay on the GPU, streamed to it."""
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
+    for item in (experts.weights, weights):
+        try:
+            other = price(scenario.on(pipeline=_streaming(scenario.pipeline, item)), schedule)
+        except WorkbenchError:  # nothing to stream, or the schedule takes no such pipeline
+            continue
+        accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
+        if _left(accounts) >= 0:
+            text = f"fetch({item.name}) (now kept on the GPU)"
+            yield Change(text, now.gpu.total / accounts[0].total, other.scenario, schedule)
+            return
+
+
+def _streaming(pipeline: Pipeline | Stack, item: Streamed) -> Pipeline | Stack:
+    """The pipeline, or that of every range, with something streamed to the GPU."""
+    if isinstance(pipeline, Pipeline):
+        return fetched(pipeline, item, True)
+    return Stack(tuple(each._replace(pipeline=fetched(each.pipeline, item, True)) for each in ranges_of(pipeline)))
 
 
 def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:

@@ -109,7 +109,9 @@ class Ledger:
             return f"It fits {self.machine!r}: {rest} are left."
         reasons = " ".join(self._reason(account) for account in (self.gpu, self.host) if account.left < 0)
         if not self.changes:
-            return f"{reasons} No single change of capacity, batch, weights' precision or one memory makes it fit."
+            return (
+                f"{reasons} No single change of capacity, batch, weights' format or place, or one memory makes it fit."
+            )
         if len(self.changes) == 1:
             return f"{reasons} It fits with {self.changes[0]}."
         *others, last = self.changes[:3]
