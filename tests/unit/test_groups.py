@@ -140,7 +140,7 @@ def test_what_the_sums_take_is_told():
     share = least.limits["gpu all-reduce"] / least.limits["gpu compute"]
     assert 0 < share < 1
     assert "cpu reduce-scatter" not in least.limits
-    assert least.facts["GPUs"] == played.facts["GPUs"] == "4, joined by 10 MB/s and 10 us a message"
+    assert least.facts["GPUs"] == played.facts["GPUs"] == "4, joined by 10 MB/s and 10 µs a message"
     told = compare([least, played]).explanations()
     assert told[1] == f"The GPU spends {100 * share:.0f} % of its least time on the all-reduce between its parts."
     lossless = scenario.on(machine=machine)

@@ -295,7 +295,7 @@ def test_with_no_time_at_all_the_answer_is_the_best_named_system() -> None:
     found = optimum_of(few(drawn(7)), Throughput(), Budget(1e-9, inf))
     assert found.best.score == found.named[0].score == max(each.score for each in found.named)
     assert {each.system for each in found.named} == {each.system for each in best_of(drawn(7), 30).named}
-    assert found.ended == "its 0.001 us are over"
+    assert found.ended == "its 0.001 µs are over"
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

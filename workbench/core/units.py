@@ -21,12 +21,12 @@ GROUPS = (128, 64)
 the kernel takes 1.3 times as long at 16 rows per expert (Zen 4)."""
 
 
-SECONDS = (("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+SECONDS = (("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 """Units of time [s]."""
 BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 """Units of size [B]."""
 Units = tuple[tuple[str, float], ...]
-_TIMES = {**dict(SECONDS), "min": 60.0}
+_TIMES = {**dict(SECONDS), "min": 60.0, "us": 1e-6}
 _TIME = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})\s*")
 
 
@@ -105,13 +105,13 @@ def format_bytes_up(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Seconds in three digits: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``; hours from 1000 s on, ``0.997 h``."""
-    if abs(value) >= 999.5:
+    """Seconds in three digits: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 µs``; hours from 3600 s on."""
+    if abs(value) >= 3599.5:
         return f"{_three(value / 3600)} h"
     for unit, scale in SECONDS[1:-1]:
         if abs(value) >= scale:
             return f"{_three(value / scale)} {unit}"
-    return f"{_three(value * 1e6)} us"
+    return f"{_three(value * 1e6)} µs"
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -26,7 +26,7 @@ export function flops(value: number): string {
 }
 
 export function seconds(value: number): string {
-  if (value >= 999.5) return `${digits(value / 3600)}${NARROW}h`;
+  if (value >= 3599.5) return `${digits(value / 3600)}${NARROW}h`;
   if (value >= 1 || value === 0) return `${digits(value)}${NARROW}s`;
   if (value >= 0.9995e-3) return `${digits(value * 1e3)}${NARROW}ms`;
   return `${digits(value * 1e6)}${NARROW}µs`;
