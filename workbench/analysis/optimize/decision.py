@@ -17,6 +17,8 @@ from workbench.core.errors import ScenarioError
 from workbench.perfmodels import bound
 
 _FINALISTS = 3
+_CLEARLY = 1.01
+"""Ratio to the best named system from which on something else is the answer: less is within what a simulation errs."""
 _OTHERS = 4
 """Choices that are handed over beside the best."""
 
@@ -56,7 +58,7 @@ class Decision:
         ScenarioError
             If nothing that was tried fits.
         """
-        ranked = _distinct(_ranked(self._whole.all.values()))
+        ranked = _distinct(self._named_first(_ranked(self._whole.all.values())))
         if not ranked:
             raise ScenarioError(
                 f"no placement of {self._space.scenario.model.name} fits {self._space.scenario.machine.name!r}; "
@@ -70,10 +72,18 @@ class Decision:
             bound(best.scenario, best.schedule),
             tuple(choices[1:]),
             self._systems(),
-            self._counts(best.score, budget),
+            self._counts(max(choice.score for choice in choices), budget),
             budget.elapsed,
             ended,
         )
+
+    def _named_first(self, ranked: list[Trial]) -> list[Trial]:
+        """The trials with the best named system first, unless another one is clearly better."""
+        named = {candidate for _, candidate in self._named}
+        known = next((trial for trial in ranked if trial.candidate in named), None)
+        if known is None or self._objective.ratio(ranked[0].score, known.score) >= _CLEARLY:
+            return ranked
+        return [known, *(trial for trial in ranked if trial is not known)]
 
     def _choice(self, system: str, trial: Trial) -> Choice:
         fitted = trial.fitted
