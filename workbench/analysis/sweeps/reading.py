@@ -6,7 +6,8 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,9 +127,26 @@ def is_live(read: object) -> bool:
     return getattr(getattr(read, "func", read), "__module__", "").startswith("workbench.engine")
 
 
-def read_chunk(base: Base, chunk: Sequence[Mapping[str, Any]]) -> Rows:
+@dataclass(frozen=True)
+class Sent:
+    """A base that is sent to another process with each chunk; the process reads all chunks of a sweep with the first.
+
+    What was prepared for it, such as costs and needs of memory, then serves them all.
+    """
+
+    sweep: str
+    base: Base = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def _first(sent: Sent) -> Base:
+    return sent.base
+
+
+def read_chunk(base: Base | Sent, chunk: Sequence[Mapping[str, Any]]) -> Rows:
     """Read some points one after the other; executed in this process or in another one."""
     begin = time.perf_counter()
+    base = _first(base) if isinstance(base, Sent) else base
     rows = [read_point(base, values) for values in chunk]
     return Rows(rows, time.perf_counter() - begin)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import uuid
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from workbench.analysis.sweeps.grid import Place
 from workbench.analysis.sweeps.pools import Brought, Embedded, Pool
-from workbench.analysis.sweeps.reading import Base, Row, Rows, read_chunk
+from workbench.analysis.sweeps.reading import Base, Row, Rows, Sent, read_chunk
 from workbench.core.errors import SweepError
 from workbench.core.records import reason
 from workbench.hardware.machine import usable_cores
@@ -107,7 +108,7 @@ class _Feeder:
     """Hands chunks of points over to a pool, a few at a time, and takes their rows."""
 
     def __init__(self, base: Base, waiting: deque[Task], pool: Pool, collect: Collect, pace: float = _CHUNK) -> None:
-        self._base = base
+        self._sent = Sent(uuid.uuid4().hex, base)
         self._waiting = waiting
         self._pool = pool
         self._collect = collect
@@ -131,7 +132,7 @@ class _Feeder:
     def _hand_over(self) -> None:
         while chunk := self._next():
             try:
-                future = self._pool.submit(read_chunk, self._base, [task.values for task in chunk])
+                future = self._pool.submit(read_chunk, self._sent, [task.values for task in chunk])
             except BrokenExecutor:
                 self._waiting.extendleft(reversed(chunk))
                 self._renew([])
