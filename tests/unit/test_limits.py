@@ -53,7 +53,7 @@ def test_without_tasks_it_says_how_to_learn_the_cause():
     told = headline([result(busy={"gpu": 80.0, "h2d": 10.0})])
     assert told == (
         "The GPU limits Sequential (simulated 10 output tok/s): the GPU spends 80 % of 100 s on work and 20 % waiting; "
-        "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give up to 1.25 times this "
+        "more overlap (a timeline of every task tells what it waits for) would give up to 1.25 times this "
         "throughput."
     )
 
@@ -80,7 +80,7 @@ def test_more_iterations_than_needed_are_told_with_the_gain_of_fuller_batches():
     assert headline([least(**{"gpu compute": 40.0}), played]) == (
         "The link to the GPU (h2d) limits Sequential (simulated 10 output tok/s, 60 % of the bound's 16.67): the link "
         "spends 60 % of 100 s on unavoidable work, 30 % on possibly avoidable work (75 iterations, where 50 would do) "
-        "and 10 % waiting; more overlap (simulate(..., detail=Detail.TASK) tells what it waits for) would give up to "
+        "and 10 % waiting; more overlap (a timeline of every task tells what it waits for) would give up to "
         "1.11 times this throughput, fuller batches about 1.50 times and a link twice as fast up to 1.43 times with "
         "the same batches (then the GPU limits)."
     )

@@ -2,17 +2,20 @@
 
 import json
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import workbench as wb
-from tests.builders import small_machine, tiny_scenario
+from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import ScheduleError, StoppedError
 from workbench.pipeline import Pipeline, Stack, code_of, connected
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
+from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
@@ -428,8 +431,8 @@ def test_curves_with_points_of_samples_say_so():
     predictions._paces[_wired(settings)] = 1.0
     drawing = Drawing(predictions, lambda _: [], list, lambda *_: None)
     points = _Points({}, set())
-    drawing._add_points(points, settings, [], 1.0, lambda: False)
-    assert [(name, points.kind(name)) for name in points.of] == [("bound", "bound"), ("VSLPipe", "sample")]
+    drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False)
+    assert [(name, points.kind(name)) for name in points.of] == [("VSLPipe", "sample")]
 
 
 def test_nothing_large_is_kept_of_a_simulation():
@@ -463,6 +466,76 @@ def test_undo_takes_the_wanted_schedule_back_too(desk):
     place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
     desk.say("place", range=0, path=place, device="cpu")
     assert desk.studio.settings.schedule == first
+
+
+def test_another_choice_leaves_the_settings_of_a_schedule():
+    desk = Desk(schedules=[CGOPipe(), *contenders(VSL)])
+    moved = slid(desk, "micro_batches", 5).schedule
+    desk.say("set", name="schedule", value="VSLPipe")
+    rows = [row["name"] for row in desk.drawn()["figures"]["rows"]]
+    assert moved.name in rows
+    assert CGOPipe().name not in rows
+    desk.say("set", name="schedule", value=moved.name)
+    assert desk.studio.settings.schedule == moved
+    desk.studio.close()
+
+
+def test_a_curve_over_an_option_of_schedules_is_one_line_for_each():
+    """Each schedule that has the option takes the values of the axis; the others are level."""
+    desk = Desk(schedules=[CGOPipe(), Sequential(), *contenders(VSL)])
+    loader().load()
+    desk.say("axis", name="micro_batches")
+    lines = desk.drawn()["curves"]["lines"]
+    names = {line["name"] for line in lines}
+    assert names <= {row["name"] for row in desk.shown["figures"]["rows"]} | {"bound"}
+    (drawn,) = (line for line in lines if line["name"] == Sequential().name)
+    settings = desk.studio.settings
+    for count, rate in drawn["points"]:
+        under = settings.on(schedule=Sequential(micro_batches=int(count)))
+        assert rate == wb.simulate(under.scenario(), under.schedule).gen_tok_s
+    desk.studio.close()
+
+
+def test_prices_are_those_of_the_simulation_that_is_explained(desk):
+    figures = desk.drawn()["figures"]
+    settings = desk.studio.settings
+    simulated = wb.shadow_prices(settings.scenario(), settings.schedule, wb.simulate)
+    assert figures["prices_of"] == "simulated"
+    assert [each["gain"] for each in figures["prices"]] == [gain for _, gain, _ in simulated.rows()]
+
+
+def test_one_button_makes_the_settings_run_here(monkeypatch):
+    """The model, the machine, the lengths and the number of requests, as one step of the history."""
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"), max_position_embeddings=64)
+    monkeypatch.setattr(
+        "workbench.widgets.state.controls.models_offered", lambda own: {own.name: own, "at hand": model}
+    )
+    monkeypatch.setattr("workbench.widgets.state.studio._BRIEF", 1e-3)
+    desk = Desk(tiny_scenario([40, 200] * 1000, 40, pipeline=VSL))
+    assert desk.shown["live"]["here"] == "Use at hand on this computer"
+    assert not desk.shown["live"]["can"]
+    desk.say("here")
+    now = desk.studio.settings
+    assert now.model == model
+    assert now.machine.is_local
+    assert 1 <= now.requests < 2000
+    assert desk.shown["live"]["can"]
+    assert desk.shown["live"]["here"] == ""
+    assert desk.shown["wiring"]["undo"] == 1
+    desk.studio.close()
+
+
+def test_requests_that_are_too_long_can_be_shortened():
+    desk = Desk(tiny_scenario([40, 200] * 3, 40, pipeline=VSL))
+    short = replace(tiny_model(), max_position_embeddings=64)
+    desk.studio._change(desk.studio.settings.on(model=short))
+    figures = desk.drawn()["figures"]
+    assert "takes 64" in figures["problem"]
+    (mend,) = figures["mends"]
+    assert mend["label"].startswith("Use prompts of")
+    desk.say("fix", id=mend["id"])
+    assert not desk.drawn()["figures"]["problem"]
+    desk.studio.close()
 
 
 def test_positions_of_a_slider_stay_while_it_moves(desk):

@@ -1,6 +1,7 @@
 """Settings of a view: the scenario that they make, and what changes of one setting do to others."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,13 @@ from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contender
 from workbench.serving import fits
 from workbench.widgets.state.controls import KV_CAPACITY, LINK, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
-from workbench.widgets.state.offered import machines_offered, why_not_live, workloads_offered
+from workbench.widgets.state.offered import (
+    machines_offered,
+    on_this_computer,
+    runnable,
+    why_not_live,
+    workloads_offered,
+)
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token, suitable_kv, whole_machine
 from workbench.workload import Request, Workload
@@ -198,7 +205,32 @@ def test_workloads_have_as_many_requests():
 
 
 def test_only_a_model_with_weights_on_this_computer_runs():
-    assert "no weights" in why_not_live(of(server()))
+    assert why_not_live(of(server())) == (
+        "A run needs a model whose weights are on this computer, which mixtral-8x7b's are not, and this computer as "
+        "the machine."
+    )
+
+
+def with_weights(**changes):
+    return replace(tiny_model(), path=Path("a checkpoint"), **changes)
+
+
+def test_settings_for_this_computer_have_requests_that_its_model_takes():
+    away = of(server().on(workload=Workload.lengths([400, 4000], 200)))
+    found = on_this_computer(away, with_weights(max_position_embeddings=128))
+    assert found.machine.is_local
+    assert found.model.path is not None
+    longest = found.scenario().workload
+    assert 32 < int((longest.prompt_len + longest.output_len - 1).max()) <= 128
+    assert fits(found.scenario(), found.schedule)
+    assert why_not_live(found) == ""
+
+
+def test_the_model_at_hand_comes_before_others_with_weights():
+    one, other = with_weights(name="one"), with_weights(name="other")
+    assert runnable(of(server()), [tiny_model(), one, other]) is one
+    assert runnable(of(server()).on(model=other), [one, other]) is other
+    assert runnable(of(server()), [tiny_model()]) is None
 
 
 def test_ladders():

@@ -24,7 +24,7 @@ _NOTABLE = 0.05
 """Share of the time or of the cores from which on waiting, work beyond the least or other programs are worth advice."""
 _TIGHT = 0.9
 """Share of a bound from which on a lane's least work is told: that of other lanes may be far below what it must be."""
-_MOSTLY = 0.75
+MOSTLY = 0.75
 """Share of the time that a lane must be busy to be called what limits a result."""
 
 
@@ -155,7 +155,7 @@ class _Division:
         result = self.result
         told = f"limits {result.schedule} ({rate(result, self.bound)}):"
         lane = in_words(self.lane)
-        mostly = self.busy >= _MOSTLY * result.seconds
+        mostly = self.busy >= MOSTLY * result.seconds
         short = f"the {_DEVICES[self.lane]}"
         begin = f"{capital(lane)} {told} {short}" if mostly else f"Waiting {told} even the busiest part, {lane},"
         return f"{begin} {self._shares()}; {advice or self._could()}."
@@ -220,12 +220,12 @@ class _Division:
             yield _Gain(min(why.factor, self.busy / self.least), "about", why.mend)
         elif self.bound is not None and self.extra >= _NOTABLE * seconds:
             yield _Gain(self.busy / self.least, "up to", "avoiding that work")
-        if self.bound is not None and CORES not in self.bound.limits and self.busy >= _MOSTLY * seconds:
+        if self.bound is not None and CORES not in self.bound.limits and self.busy >= MOSTLY * seconds:
             yield self._faster(self.bound)
 
     def _less_waiting(self) -> str:
         if not has_tasks(self.result):
-            return "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for)"
+            return "more overlap (a timeline of every task tells what it waits for)"
         notable = [wait.lane for wait in self.waiting if wait.seconds >= _NOTABLE * self.result.seconds]
         mends = dict.fromkeys(f"a faster {_DEVICES[lane]}" for lane in notable if lane)
         more = ["more overlap"] if mends else []

@@ -45,7 +45,7 @@ class Chart {
     this.canvas.setAttribute("role", "img");
     this.tip = element("div", "wb-gantt-tip", el);
     this.hint = element("div", "wb-gantt-hint", el);
-    this.hint.textContent = "wheel, + and −: zoom · drag, arrow keys: pan · double click, 0: everything";
+    this.hint.textContent = "Ctrl + wheel, + and −: zoom · drag, arrow keys: pan · double click, 0: everything";
     this.load();
   }
 
@@ -269,6 +269,7 @@ function listen(chart) {
   const { canvas } = chart;
   let held = null;
   canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
     event.preventDefault();
     chart.zoom(event.deltaY > 0 ? 1.25 : 0.8, chart.seconds(event.offsetX));
   }, { passive: false });

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from workbench.stages import kv
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.ladders import ladder, nearest, whole_ladder
 from workbench.widgets.state.offered import (
+    has_weights,
     machines_offered,
     models_offered,
     schedulers_offered,
@@ -104,6 +105,12 @@ class Sizes(Slider):
 class Capacity(Slider):
     """The slider over KV capacities, which are told in bytes."""
 
+    def plain(self, settings: Settings, _: object = None) -> Plain | None:
+        """See `Slider.plain`."""
+        found = super().plain(settings)
+        note = "chosen to suit the model, the machine and the requests" if settings.suited else ""
+        return None if found is None else {**found, "note": note}
+
     def told(self, settings: Settings) -> str:
         """See `Slider.told`."""
         return format_bytes(settings.kv_capacity)
@@ -121,6 +128,8 @@ class Chooser:
     write : callable (Settings, value) -> Settings
     checked : bool
         True if options that these settings do not go together with are greyed, with the reason.
+    note : callable (value) -> str
+        Words beside an option.
     """
 
     name: str
@@ -129,6 +138,7 @@ class Chooser:
     read: Callable[[Settings], Any]
     write: Callable[[Settings, Any], Settings]
     checked: bool = False
+    note: Callable[[Any], str] = lambda _: ""
 
     def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
         """The chooser for the browser."""
@@ -137,7 +147,7 @@ class Chooser:
         options = []
         for label, value in offered.items():
             why = refused(self.write(settings, value)) if self.checked and value != chosen else None
-            options.append({"value": label, "label": label, "why": why.why if why else ""})
+            options.append({"value": label, "label": label, "why": why.why if why else "", "note": self.note(value)})
         value = next((label for label, value in offered.items() if value == chosen), "")
         return {"name": self.name, "label": self.label, "kind": "choice", "value": value, "options": options}
 
@@ -170,7 +180,14 @@ class Controls:
         self._start = start
         self.groups: Mapping[str, tuple[Control, ...]] = {
             "Model and machine": (
-                Chooser("model", "Model", lambda _: self._models, lambda now: now.model, self._choose_model),
+                Chooser(
+                    "model",
+                    "Model",
+                    lambda _: self._models,
+                    lambda now: now.model,
+                    self._choose_model,
+                    note=has_weights,
+                ),
                 Chooser("machine", "Machine", lambda _: self._machines, lambda now: now.machine, Settings.on_machine),
                 LINK,
                 GPU_MEMORY,
@@ -222,6 +239,11 @@ class Controls:
             groups.append({"title": title, "controls": shown})
         return {"groups": groups}
 
+    @property
+    def models(self) -> Iterable[ModelConfig]:
+        """The models that are offered."""
+        return self._models.values()
+
     def schedules(self, settings: Settings) -> tuple[Schedule, ...]:
         """Every schedule that is offered, the chosen one with its settings."""
         return tuple(self._offer_schedules(settings).values())
@@ -236,19 +258,20 @@ class Controls:
         own = self._start
         if model == own.model:
             found = found.on(memory=own.memory)
-            return found.on(kv_tokens=own.kv_tokens) if found.machine == own.machine else found
+            return found.on(kv_tokens=own.kv_tokens, suited=False) if found.machine == own.machine else found
         return found
 
     def _offer_schedulers(self, settings: Settings) -> Mapping[str, Any]:
         return {**self._schedulers, type(settings.scheduler).__name__: settings.scheduler}
 
     def _offer_schedules(self, settings: Settings) -> Mapping[str, Schedule]:
-        """Schedules by name; the chosen one with its settings, in the place of the first one of its kind."""
+        """Schedules by name; those that were set, in the place of the first one of their kind."""
         found = dict[str, Schedule]()
-        chosen = settings.schedule
-        for each in self._schedules.values():
-            same = type(each) is type(chosen) and chosen not in self._schedules.values()
-            shown = chosen if same and chosen.name not in found else each
+        usual = self._schedules.values()
+        last = {type(each): each for each in (*settings.tuned, settings.schedule)}
+        own = {kind: each for kind, each in last.items() if each not in usual}
+        for each in usual:
+            shown = own.pop(type(each), each)
             found[shown.name] = shown
         return found
 
@@ -330,7 +353,9 @@ def _parts(settings: Settings) -> Sequence[Step]:
 
 
 def _set_parts(settings: Settings, value: int) -> Settings:
-    return settings.on(schedule=replace(settings.schedule, micro_batches=value))  # type: ignore[type-var]
+    schedule = replace(settings.schedule, micro_batches=value)  # type: ignore[type-var]
+    others = [each for each in settings.tuned if type(each) is not type(schedule)]
+    return settings.on(schedule=schedule, tuned=(*others, schedule))
 
 
 def _fetches(pipeline: Pipeline | Stack) -> set[object]:
@@ -352,6 +377,10 @@ def _set_weights_share(settings: Settings, value: float) -> Settings:
 
 def _set_kv_share(settings: Settings, value: float) -> Settings:
     return settings.on(memory=replace(settings.memory, kv_on_gpu=value))
+
+
+def _set_capacity(settings: Settings, value: float) -> Settings:
+    return settings.on(kv_tokens=value, suited=False)
 
 
 LINK = Sizes("link", "Link speed", _rates, lambda now: now.link, _written("link"))
@@ -377,7 +406,7 @@ OUTPUT_LEN = Slider(
     lambda now: now.output_len,
     _written("output_len"),
 )
-KV_CAPACITY = Capacity("kv_capacity", "KV capacity", _capacities, lambda now: now.kv_tokens, _written("kv_tokens"))
+KV_CAPACITY = Capacity("kv_capacity", "KV capacity", _capacities, lambda now: now.kv_tokens, _set_capacity)
 MAX_RUNNING = Slider(
     "max_running", "Running at once", _limits, lambda now: _or_none(now.scheduler, "max_running"), _set_limit
 )

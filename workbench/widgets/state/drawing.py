@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.analysis.explain import explain
+from workbench.analysis.shadow_prices import ShadowPrices
 from workbench.core.errors import StoppedError
 from workbench.core.result import Result
 from workbench.core.timeline import Timeline
@@ -17,7 +19,7 @@ from workbench.schedules import Schedule
 from workbench.simulate.loading import loader
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
-from workbench.widgets.state.figures import Plain, figure, line, memories, tracks
+from workbench.widgets.state.figures import Plain, figure, line, memories, priced, tracks
 from workbench.widgets.state.ladders import outward
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
@@ -29,7 +31,16 @@ _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
 
 EMPTY: Plain = {
-    "figures": {"problem": "", "sample": "", "rows": [], "ledger": [], "explain": [], "prices": [], "pending": True},
+    "figures": {
+        "problem": "",
+        "sample": "",
+        "rows": [],
+        "ledger": [],
+        "explain": [],
+        "prices": [],
+        "prices_of": "",
+        "pending": True,
+    },
     "lanes": {"tracks": [], "labels": {}, "colours": {}},
     "curves": {
         "x": {"label": "", "unit": "", "log": True},
@@ -117,7 +128,7 @@ class Drawing:
         """
         chosen = settings.schedule
         simulation = partial(self._predictions.simulation, until=overtaken)
-        self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)})
+        self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)}, None)
         self._curves(settings, overtaken, most=1)
         self._lanes(settings)
         schedules = self._schedules(settings)
@@ -127,12 +138,14 @@ class Drawing:
                 found[schedule.name] = simulation(settings, schedule, soon=soon)
                 if overtaken():
                     return
-            self._figures(settings, found, with_prices=not soon)
+            self._figures(settings, found, None if soon else self._predictions.prices(settings, overtaken))
             if soon:
                 self._curves(settings, overtaken)
 
-    def _figures(self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False) -> None:
-        """Publish the figures: of the chosen schedule alone until those of the others are found."""
+    def _figures(
+        self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
+    ) -> None:
+        """Publish the figures: of the chosen schedule alone until those of the others are found, and prices last."""
         predictions = self._predictions
         chosen = settings.schedule
         bound = predictions.bound(settings)
@@ -158,8 +171,9 @@ class Drawing:
                 "rows": rows,
                 "ledger": memories(predictions.ledger(settings)),
                 "explain": [] if sample else explain(results),
-                "prices": self._prices(settings) if with_prices else [],
-                "pending": not with_prices,
+                "prices": priced(prices) if isinstance(prices, ShadowPrices) else [],
+                "prices_of": prices.base.source.value if isinstance(prices, ShadowPrices) else "",
+                "pending": prices is None,
             },
         )
 
@@ -168,12 +182,6 @@ class Drawing:
         if isinstance(found, Refused) or not _sample(found, settings.requests):
             return None
         return self._predictions.of_all(found, settings)
-
-    def _prices(self, settings: Settings) -> list[Plain]:
-        prices = self._predictions.prices(settings)
-        if isinstance(prices, Refused):
-            return []
-        return [{"what": what, "gain": gain, "then": then} for what, gain, then in prices.rows()]
 
     def _lanes(self, settings: Settings) -> None:
         """Show the middle of the last run at these settings, as simulated and as measured; else what is simulated."""
@@ -201,12 +209,17 @@ class Drawing:
         points = _Points({}, set())
         due = time.monotonic() + _PATIENCE
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
-        rounds = ([], schedules) if schedules and loader().there else ([],)
-        for others in rounds:  # the chosen schedule and the bound are complete before the others begin
+        rounds = ([settings.schedule], schedules) if schedules and loader().there else ([settings.schedule],)
+        for drawn in rounds:  # the chosen schedule and the bound are complete before the others begin
             for place in places[:most]:
                 number = int(place) - 1
                 at = settings if number == axis.at(settings) else axis.write(settings, values[number])
-                self._add_points(points, at, others, drawn_at(axis, at), overtaken)
+                where = drawn_at(axis, at)
+                if settings.schedule in drawn and isinstance(bound := self._predictions.bound(at), Result):
+                    points.of.setdefault("bound", []).append((where, bound.gen_tok_s))
+                for schedule in drawn:
+                    under = at if schedule == settings.schedule else _under(axis, at, schedule)
+                    self._add_point(points, schedule.name, under, where, overtaken)
                 if overtaken():
                     return
                 if most == 1:
@@ -217,25 +230,14 @@ class Drawing:
                     due = time.monotonic() + _PATIENCE
         self._shown = self._show_curves(axis, settings, points, busy=False)
 
-    def _add_points(
-        self,
-        points: _Points,
-        at: Settings,
-        others: Sequence[Schedule],
-        where: float,
-        overtaken: Callable[[], bool],
-    ) -> None:
-        """Add the points at one place: of the other schedules, or if there are none of the bound and the chosen one."""
-        if not others and isinstance(bound := self._predictions.bound(at), Result):
-            points.of.setdefault("bound", []).append((where, bound.gen_tok_s))
-        for schedule in others or [at.schedule]:
-            found = self._predictions.simulation(at, schedule, soon=True, until=overtaken)
-            if isinstance(found, Refused):
-                continue
-            if _sample(found, at.requests):
-                points.sampled.add(schedule.name)
-            rate = self._predictions.of_all(found, at.on(schedule=schedule))
-            points.of.setdefault(schedule.name, []).append((where, rate))
+    def _add_point(self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool]) -> None:
+        """Add the simulation at some settings to the curve of a name."""
+        found = self._predictions.simulation(at, at.schedule, soon=True, until=overtaken)
+        if isinstance(found, Refused):
+            return
+        if _sample(found, at.requests):
+            points.sampled.add(name)
+        points.of.setdefault(name, []).append((where, self._predictions.of_all(found, at)))
 
     def _show_curves(
         self,
@@ -247,9 +249,11 @@ class Drawing:
     ) -> list[Plain]:
         lines = [line(name, points.kind(name), found) for name, found in points.of.items()]
         chosen = settings.schedule.name
-        runs = [(drawn_at(axis, at), run) for at, run in self._measured() if _differ_in(axis, at, settings)]
-        for name in dict.fromkeys(run.schedule for _, run in runs):
-            lines.append(line(name, "measured", [(x, run.gen_tok_s) for x, run in runs if run.schedule == name]))
+        runs = defaultdict[str, list[tuple[float, float]]](list)
+        for at, run in self._measured():
+            if _differ_in(axis, at, settings):
+                runs[self._curve_of(axis, at, settings)].append((drawn_at(axis, at), run.gen_tok_s))
+        lines += [line(name, "measured", found) for name, found in runs.items()]
         stale = [{**old, "stale": True} for old in self._shown if old["kind"] != "measured"] if busy else []
         self._publish(
             "curves",
@@ -268,6 +272,11 @@ class Drawing:
         )
         return lines
 
+    def _curve_of(self, axis: Slider, at: Settings, settings: Settings) -> str:
+        """The name of the curve on which a measurement lies: its schedule's, as it is offered at the settings."""
+        same = (each for each in self._schedules(settings) if _under(axis, at, each) == at)
+        return next((each.name for each in same), at.schedule.name)
+
     def _beside(self, settings: Settings) -> list[Result]:
         """Measurements at these settings, under any schedule."""
         return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
@@ -284,6 +293,15 @@ class _Points(NamedTuple):
         if name == "bound":
             return "bound"
         return "sample" if name in self.sampled else "simulated"
+
+
+def _under(axis: Slider, at: Settings, schedule: Schedule) -> Settings:
+    """Settings under another schedule, which takes their value on the axis if that is one of its options."""
+    under = at.on(schedule=schedule)
+    value = axis.read(at)
+    if axis.read(under) == value or not axis.steps(under):
+        return under
+    return axis.write(under, value)
 
 
 def drawn_at(axis: Slider, settings: Settings) -> float:

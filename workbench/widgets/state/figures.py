@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.analysis.limits import MOSTLY
+from workbench.analysis.shadow_prices import ShadowPrices
 from workbench.analysis.wording import in_words
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
@@ -49,11 +51,14 @@ def figure(
 
 
 def limited(result: Result) -> str:
-    """The resource that limits a bound, or the busiest lane of a run with its share of the time."""
+    """The resource that limits a bound, or the busiest lane of a run with its share of the time, as `explain` says."""
     words = in_words(result.binding)
     if result.source is Source.BOUND or result.binding not in result.busy:
         return words
-    return f"{words}, busy {result.busy[result.binding] / result.seconds:.0%}"
+    share = result.busy[result.binding] / result.seconds
+    if share < MOSTLY:
+        return f"waiting: even the busiest part, {words}, works {share:.0%} of the time"
+    return f"{words}, busy {share:.0%}"
 
 
 def memories(ledger: Ledger | Refused) -> list[Plain]:
@@ -80,6 +85,11 @@ def _memory(name: str, account: Account) -> Plain:
     over = account.left < 0
     left = f"{format_bytes(abs(account.left))} {'too much' if over else 'free'}"
     return {"name": name, "capacity": format_bytes(account.capacity), "over": over, "parts": parts, "left": left}
+
+
+def priced(prices: ShadowPrices) -> list[Plain]:
+    """The gains from twice as much of each resource."""
+    return [{"what": what, "gain": gain, "then": then} for what, gain, then in prices.rows()]
 
 
 def line(name: str, kind: str, points: Sequence[tuple[float, float]]) -> Plain:

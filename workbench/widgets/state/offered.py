@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule
 from workbench.schedules.contenders import every_candidate
 from workbench.serving import fits
-from workbench.widgets.state.settings import Settings, whole_machine
+from workbench.widgets.state.settings import Settings, suitable_kv, whole_machine
 from workbench.workload import Workload, workloads
+from workbench.workload.resizing import resized
 
 _OUTPUT = 128
 """Output tokens of a workload whose publication leaves them open."""
@@ -117,10 +118,45 @@ def unfit(settings: Settings) -> bool:
         return True
 
 
+def has_weights(model: ModelConfig) -> str:
+    """Where the weights of a model are, in words; empty if they are not on this computer."""
+    return "" if model.path is None else "weights on this computer"
+
+
 def why_not_live(settings: Settings) -> str:
     """The reason why the live engine cannot run these settings, or an empty text."""
+    needs = list[str]()
     if settings.model.path is None:
-        return f"{settings.model.name} has no weights on this computer; choose a model with a checkpoint"
+        needs.append(f"a model whose weights are on this computer, which {settings.model.name}'s are not")
     if not settings.machine.is_local:
-        return "only this computer can run; choose it as the machine"
-    return ""
+        needs.append("this computer as the machine")
+    return f"A run needs {', and '.join(needs)}." if needs else ""
+
+
+def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:
+    """The model that this computer can run: that of the settings, or else the first with weights."""
+    return next((model for model in (settings.model, *models) if model.path is not None), None)
+
+
+def on_this_computer(settings: Settings, model: ModelConfig) -> Settings | None:
+    """The settings with this computer and a model that it can run, and requests that both take; None if they cannot."""
+    found = settings if model == settings.model else settings.on_model(model)
+    return shortened(found if found.machine.is_local else found.on_machine(Machine.local()))
+
+
+def shortened(settings: Settings) -> Settings | None:
+    """The settings with requests half as long, again and again until they fit; None if they never do."""
+    found = settings
+    while unfit(found):
+        if found.prompt_len == found.output_len == 1:
+            return None
+        shorter = found.on(prompt_len=-(-found.prompt_len // 2), output_len=-(-found.output_len // 2))
+        found = shorter.on(kv_tokens=suitable_kv(shorter), suited=True)
+    return found
+
+
+def too_long(settings: Settings) -> bool:
+    """True if the longest request is longer than the model's positions."""
+    longest = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
+    held = longest.prompt_len + longest.output_len - 1
+    return int(held.max()) > settings.model.max_position_embeddings

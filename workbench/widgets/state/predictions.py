@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
@@ -71,7 +71,7 @@ class Predictions:
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
         self._played = lru_cache(maxsize=1)(self._asking(_played))
-        self._prices = lru_cache(maxsize=_FEW)(self._asking(shadow_prices))
+        self._prices = Recent[Settings, ShadowPrices | Refused](_FEW)
         self._costs = lru_cache(maxsize=_FEW)(self._asking(lambda scenario, _: costs(scenario)))
 
     def scenario(self, settings: Settings) -> Scenario | Refused:
@@ -188,9 +188,23 @@ class Predictions:
         """Every task of the simulation under the chosen schedule."""
         return self._played(settings)
 
-    def prices(self, settings: Settings) -> ShadowPrices | Refused:
-        """The gains from twice as much of each resource, by the bound."""
-        return self._prices(settings)
+    def prices(self, settings: Settings, until: Callable[[], bool] = lambda: False) -> ShadowPrices | Refused:
+        """The gains from twice as much of each resource: simulated, or of the bound where that would take long.
+
+        Raises
+        ------
+        StoppedError
+            If `until`, which is asked meanwhile, becomes true.
+        """
+        found = self._prices.get(settings)
+        if found is None:
+            quick = self._sample(settings, SOON) == 0
+            reader = partial(_played_to_the_end, until=until) if quick else bound
+            found = self._asking(partial(shadow_prices, reader=reader))(settings)
+            if isinstance(found, Refused) and isinstance(found.error, StoppedError):
+                raise found.error
+            self._prices[settings] = found
+        return found
 
     def costs(self, settings: Settings) -> Costs | Refused:
         """The costs of stages and transfers."""
@@ -236,6 +250,20 @@ def _scenario(settings: Settings) -> Scenario | Refused:
 
 def _played(scenario: Scenario, schedule: Schedule) -> Timeline:
     return simulate(scenario, schedule, detail=Detail.TASK).timeline
+
+
+def _played_to_the_end(scenario: Scenario, schedule: Schedule, until: Callable[[], bool]) -> Result:
+    """A simulation that is whole.
+
+    Raises
+    ------
+    StoppedError
+        If `until`, which is asked meanwhile, becomes true.
+    """
+    found = _simulated(scenario, schedule, until)
+    if found.stopped:
+        raise StoppedError("the simulation was overtaken.")
+    return found
 
 
 def _simulated(scenario: Scenario, schedule: Schedule, until: Callable[[], bool]) -> Result:

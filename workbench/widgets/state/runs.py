@@ -23,7 +23,7 @@ from workbench.widgets.state.settings import Settings
 PERIOD = 1 / 8  # seconds between two updates
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
-IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0}
+IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": ""}
 
 
 class Planned(NamedTuple):
@@ -75,6 +75,7 @@ class Runs:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._why = ""
+        self._here = ""
         self._samples: list[Any] = []
         self._last = dict(IDLE)
 
@@ -83,9 +84,13 @@ class Runs:
         """True while runs are going on."""
         return self._busy
 
-    def allow(self, why: str) -> None:
-        """Set the reason why the present settings cannot run; an empty text allows them."""
+    def allow(self, why: str, here: str = "") -> None:
+        """Set the reason why the present settings cannot run, and the words of a button that makes them run here.
+
+        An empty reason allows them.
+        """
         self._why = why
+        self._here = here
         if not self.busy:
             self._publish(self._last)
 
@@ -172,7 +177,7 @@ class Runs:
         can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
         held = HELD if self.busy else ""
-        self._show({**told, "can": can, "why": self._why, "held": held, "channels": channels})
+        self._show({**told, "can": can, "why": self._why, "here": self._here, "held": held, "channels": channels})
 
 
 def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from workbench.core.errors import WorkbenchError
@@ -43,6 +43,10 @@ class Settings:
         Memory of the GPU that may be used [B].
     sample : int
         Number of the requests, evenly chosen, that stand for all in predictions; 0 for all.
+    suited : bool
+        True if the KV capacity was chosen to suit the model, the machine and the requests.
+    tuned : tuple of Schedule
+        Schedules whose options were set, at most one of a kind; they decide nothing but what is offered.
     """
 
     pipeline: Pipeline | Stack
@@ -60,6 +64,8 @@ class Settings:
     link: float
     gpu_memory: float
     sample: int = 0
+    suited: bool = field(default=False, compare=False)
+    tuned: tuple[Schedule, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, scenario: Scenario, schedule: Schedule) -> Settings:
@@ -138,18 +144,18 @@ class Settings:
         """Another model in its own precision, with a cache that suits it."""
         memory = replace(self.memory, weights=None, kv=None)
         found = self.on(model=model, memory=memory)
-        return found.on(kv_tokens=suitable_kv(found))
+        return found.on(kv_tokens=suitable_kv(found), suited=True)
 
     def on_machine(self, machine: Machine) -> Settings:
         """Another machine with its whole link and memory, and a cache that suits it."""
         found = self.on(machine=machine, link=full_link(machine), gpu_memory=machine.gpu.memory)
-        return found.on(kv_tokens=suitable_kv(found))
+        return found.on(kv_tokens=suitable_kv(found), suited=True)
 
     def on_workload(self, workload: Workload) -> Settings:
         """Other requests as they are given, and a cache that suits them."""
         requests, prompt_len, output_len = sizes(workload)
         found = self.on(workload=workload, requests=requests, prompt_len=prompt_len, output_len=output_len)
-        return found.on(kv_tokens=suitable_kv(found))
+        return found.on(kv_tokens=suitable_kv(found), suited=True)
 
 
 def kv_steps(settings: Settings) -> tuple[float, ...]:

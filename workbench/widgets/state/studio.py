@@ -18,7 +18,7 @@ from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
-from workbench.widgets.state.offered import why_not_live
+from workbench.widgets.state.offered import on_this_computer, runnable, shortened, too_long, why_not_live
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs, swept
 from workbench.widgets.state.settings import Settings
@@ -35,6 +35,8 @@ _STEPS = 200
 _RUNS = 64
 """Measured runs that are kept."""
 _PATIENCE = 60.0  # seconds that a run waits at most until the drawing has stopped
+_BRIEF = 60.0
+"""Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
 
 
 class _Moment(NamedTuple):
@@ -153,7 +155,12 @@ class Studio:
                 variants=self.variants.plain(),
             )
             fault = self.wirings.fault(now.pipeline)
-            self.runs.allow(fault[1].text if fault is not None else self._why_not() or why_not_live(now))
+            away = why_not_live(now)
+            here = runnable(now, self.controls.models) if away and fault is None else None
+            self.runs.allow(
+                fault[1].text if fault is not None else away or self._why_not(),
+                f"Use {here.name} on this computer" if here is not None else "",
+            )
 
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
@@ -241,7 +248,8 @@ class Studio:
         scenario = self.predictions.scenario(self.settings)
         self._fixes = {}
         if isinstance(scenario, Refused):
-            return []
+            shorter = shortened(self.settings) if too_long(self.settings) else None
+            return [] if shorter is None else [self._fix(shorter, f"Use {_lengths(shorter)}")]
         told = list[Plain]()
         try:
             ledger = fits(scenario, self.settings.schedule)
@@ -294,6 +302,16 @@ class Studio:
         now = self.settings
         self.runs.begin(lambda: [Planned(now, now.schedule.name)])
 
+    def _on_here(self, _: Message) -> None:
+        """Go to this computer, a model that it has and a run that takes a minute at most."""
+        model = runnable(self.settings, self.controls.models)
+        found = on_this_computer(self.settings, model) if model is not None else None
+        if found is None:
+            return
+        rate = self._simulated(found)
+        few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
+        self._change(found.on(requests=min(found.requests, max(1, few))))
+
     def _simulated(self, settings: Settings) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
         return self.predictions.rate(settings, settings.schedule)
@@ -339,10 +357,15 @@ class Studio:
         self.drawing.wait(_PATIENCE)
 
 
+def _lengths(settings: Settings) -> str:
+    return f"prompts of {settings.prompt_len:,} and outputs of {settings.output_len:,} tokens (mean)"
+
+
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
-    """The settings with the memory, machine, requests and schedule of a scenario that fits."""
+    """The settings with the pipeline, memory, machine, requests and schedule of a scenario that fits."""
     found = Settings.of(scenario, schedule)
     return settings.on(
+        pipeline=scenario.pipeline,
         memory=found.memory,
         kv_tokens=found.kv_tokens,
         scheduler=found.scheduler,

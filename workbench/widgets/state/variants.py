@@ -11,7 +11,7 @@ from workbench.pipeline import Pipeline, ranges_of
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place
 from workbench.widgets.parts.words import digits
-from workbench.widgets.state.figures import Plain
+from workbench.widgets.state.figures import Plain, limited
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
@@ -90,6 +90,7 @@ class Variants:
         if isinstance(result, Result):
             rate = self._predictions.of_all(result, settings)
             found["output tokens/s"] = _Figure(digits(rate), rate, False)
+            found["limited by"] = _Figure(limited(result), math.nan)
         if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
             found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
             found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)

@@ -106,7 +106,7 @@ export interface Choice {
   label: string;
   kind: "choice";
   value: string;
-  options: { value: string; label: string; why: string }[];
+  options: { value: string; label: string; why: string; note?: string }[];
 }
 
 export interface Slider {
@@ -163,6 +163,7 @@ export interface Figures {
   ledger: LedgerRow[];
   explain: string[];
   prices: { what: string; gain: string; then: string }[];
+  prices_of?: string; // "simulated" or "bound"
   pending?: boolean;
 }
 
@@ -221,6 +222,7 @@ export interface Live {
   why: string;
   text: string;
   share: number;
+  here?: string; // words of a button that makes the settings run on this computer
   held?: string; // why settings and wiring stay as they are
   channels: Channel[];
 }
@@ -252,7 +254,7 @@ export type Message =
   | { do: "cut"; range: number; layer: number }
   | { do: "merge"; range: number }
   | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
-  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
+  | { do: "undo" | "redo" | "clear" | "pin" | "here" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }

@@ -94,7 +94,7 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
             onClick={() => choose(index)}
           >
             {option.label}
-            {option.why && <small>{option.why}</small>}
+            {(option.why || option.note) && <small>{option.why || option.note}</small>}
           </li>
         ))}
       </ul>

@@ -1,6 +1,6 @@
 import { useRef, useState, type PointerEvent, type ReactNode } from "react";
 
-import type { Curves as CurvesTrait, Line } from "../contract";
+import type { Curves as CurvesTrait, FigureRow, Line } from "../contract";
 import { amount } from "../format";
 import { useBench, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
@@ -8,10 +8,13 @@ import { Choice } from "./Choice";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
+import { toneOf } from "./tones";
 
 const POINTS = 5; // of a sweep, under each schedule
 const HEIGHT = 250;
-const EDGE = { left: 58, right: 16, top: 12, bottom: 42 };
+const EDGE = { right: 16, top: 12, bottom: 42 };
+const NAME = 28; // for the name of the vertical axis
+const LETTER = 6.8; // of its numbers
 
 // Throughput over one setting: the bound, what is simulated, and what was measured.
 export function Curves(): ReactNode {
@@ -46,12 +49,14 @@ function Over({ curves }: { curves: CurvesTrait }): ReactNode {
 
 function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   const { x, y, at, lines } = curves;
+  const { rows } = useTrait("figures");
   const place = useRef<HTMLDivElement>(null);
   const width = useWidth(place);
   const [near, setNear] = useState<number | null>(null); // x of the point under the pointer
   const points = lines.flatMap((line) => line.points);
-  const xs = scale([...points.map((point) => point[0]), ...(at === null ? [] : [at])], x.log ?? false, EDGE.left, width - EDGE.right, Math.max(3, width / 90));
   const ys = scale(points.map((point) => point[1]), y.log ?? false, HEIGHT - EDGE.bottom, EDGE.top, 5);
+  const left = NAME + LETTER * Math.max(...ys.ticks.map((tick) => amount(tick, y.unit ?? "").length));
+  const xs = scale([...points.map((point) => point[0]), ...(at === null ? [] : [at])], x.log ?? false, left, width - EDGE.right, Math.max(3, width / 90));
   const unit = x.unit ?? "";
   const hover = (event: PointerEvent): void => {
     const pixel = event.clientX - place.current!.getBoundingClientRect().left;
@@ -66,8 +71,8 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
         <svg width={width} height={HEIGHT} role="img" aria-label={spoken(curves)}>
           {ys.ticks.map((tick) => (
             <g key={tick}>
-              <line className="wb-grid" x1={EDGE.left} x2={width - EDGE.right} y1={ys.at(tick)} y2={ys.at(tick)} />
-              <text x={EDGE.left - 8} y={ys.at(tick) + 4} textAnchor="end">
+              <line className="wb-grid" x1={left} x2={width - EDGE.right} y1={ys.at(tick)} y2={ys.at(tick)} />
+              <text x={left - 8} y={ys.at(tick) + 4} textAnchor="end">
                 {amount(tick, y.unit ?? "")}
               </text>
             </g>
@@ -80,8 +85,8 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
               </text>
             </g>
           ))}
-          <line className="wb-axis" x1={EDGE.left} x2={width - EDGE.right} y1={HEIGHT - EDGE.bottom} y2={HEIGHT - EDGE.bottom} />
-          <text className="wb-axis-name" x={(EDGE.left + width - EDGE.right) / 2} y={HEIGHT - 6} textAnchor="middle">
+          <line className="wb-axis" x1={left} x2={width - EDGE.right} y1={HEIGHT - EDGE.bottom} y2={HEIGHT - EDGE.bottom} />
+          <text className="wb-axis-name" x={(left + width - EDGE.right) / 2} y={HEIGHT - 6} textAnchor="middle">
             {x.label}
           </text>
           <text className="wb-axis-name" transform={`translate(12 ${(HEIGHT - EDGE.bottom + EDGE.top) / 2}) rotate(-90)`} textAnchor="middle">
@@ -89,7 +94,7 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
           </text>
           {shown !== null && <line className="wb-at" x1={xs.at(shown)} x2={xs.at(shown)} y1={EDGE.top} y2={HEIGHT - EDGE.bottom} />}
           {lines.map((line) => (
-            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, line)} xs={xs} ys={ys} at={shown} />
+            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, rows, line)} xs={xs} ys={ys} at={shown} />
           ))}
         </svg>
       )}
@@ -97,16 +102,9 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   );
 }
 
-// Which colour a line has. One colour per schedule; the bound and what was measured have their own.
-function tone(lines: Line[], line: Line, chosen: string | undefined): number {
-  const names = [...new Set(lines.filter((each) => each.kind === "simulated" || each.kind === "sample").map((each) => each.name))];
-  const others = names.filter((name) => name !== chosen);
-  return line.name === chosen ? 0 : 1 + (Math.max(0, others.indexOf(line.name)) % 5);
-}
-
-function classesOf(curves: CurvesTrait, line: Line): string {
+function classesOf(curves: CurvesTrait, rows: FigureRow[], line: Line): string {
   const chosen = curves.chosen ?? curves.lines.find((each) => each.kind === "simulated")?.name;
-  const classes = ["wb-line", `wb-line-${line.kind}`, `wb-tone-${tone(curves.lines, line, chosen)}`];
+  const classes = ["wb-line", `wb-line-${line.kind}`, toneOf(rows, line.name)];
   if (line.name === chosen) classes.push("wb-line-chosen");
   if (line.stale) classes.push("wb-line-stale");
   return classes.join(" ");
@@ -131,6 +129,7 @@ function keyOf(line: Line): string {
 }
 
 function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null; words: string }): ReactNode {
+  const { rows } = useTrait("figures");
   const fresh = curves.lines.filter((line) => !line.stale);
   return (
     <ul className="wb-legend">
@@ -138,7 +137,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
           <li key={keyOf(line)}>
-            <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, line)}>
+            <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, rows, line)}>
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>

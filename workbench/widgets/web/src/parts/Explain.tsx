@@ -5,7 +5,7 @@ import { Panel } from "./Panel";
 
 // What limits the chosen pipeline in words, and what twice of each part would give.
 export function Explain(): ReactNode {
-  const { explain, prices } = useTrait("figures");
+  const { explain, prices, prices_of: of } = useTrait("figures");
   return (
     <Panel title="Why" name="explain">
       {explain.length === 0 && prices.length === 0 && <p className="wb-note">There is nothing to explain yet.</p>}
@@ -19,7 +19,7 @@ export function Explain(): ReactNode {
           <thead>
             <tr>
               <th scope="col">With</th>
-              <th scope="col">throughput</th>
+              <th scope="col">{of === "bound" ? "bound on the throughput" : "throughput, simulated"}</th>
               <th scope="col" className="wb-left">
                 and then
               </th>

@@ -7,6 +7,7 @@ import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
 import { mainRow } from "./rows";
+import { toneOf } from "./tones";
 
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
@@ -50,7 +51,7 @@ export function Figures(): ReactNode {
               </tr>
             </thead>
             {shown.map((row) => (
-              <Row key={`${row.name} ${row.source}`} row={row} columns={columns} />
+              <Row key={`${row.name} ${row.source}`} row={row} columns={columns} tone={toneOf(rows, row.name)} />
             ))}
           </table>
         </div>
@@ -96,7 +97,7 @@ function Reading({ row, sample }: { row: FigureRow; sample: string }): ReactNode
   );
 }
 
-function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): ReactNode {
+function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; tone: string }): ReactNode {
   const source = row.source === row.name ? "" : row.source;
   const none = row.pending ? "…" : "–";
   const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
@@ -104,7 +105,7 @@ function Row({ row, columns }: { row: FigureRow; columns: typeof COLUMNS }): Rea
     <tbody className={row.chosen ? "wb-chosen" : ""}>
       <tr className={row.why ? "wb-off" : ""}>
         <th scope="row">
-          <span className={`wb-source wb-source-${row.source}`} aria-hidden="true" />
+          <span className={`wb-source wb-source-${row.source} ${tone}`} aria-hidden="true" />
           <Name row={row} />
         </th>
         <td className="wb-main">{row.gen_tok_s || none}</td>

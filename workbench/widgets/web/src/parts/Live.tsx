@@ -18,7 +18,7 @@ export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
 
 // Runs the pipeline on this computer, and what it does meanwhile.
 export function Live(): ReactNode {
-  const { state, can, why, text, share, channels } = useTrait("live");
+  const { state, can, why, here, text, share, channels } = useTrait("live");
   const send = useSend();
   const broken = useBroken();
   const active = ACTIVE.includes(state);
@@ -47,6 +47,11 @@ export function Live(): ReactNode {
         {text && <span>{text}</span>}
       </p>
       {!can && why && <p className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</p>}
+      {!active && !broken && here && (
+        <button type="button" className="wb-button wb-button-strong" title="Also shortens the requests, and makes them fewer, until a run takes a minute" onClick={() => send({ do: "here" })}>
+          {here}
+        </button>
+      )}
       {state !== "none" && (
         <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
           <i style={{ width: `${100 * Math.min(1, share)}%` }} />

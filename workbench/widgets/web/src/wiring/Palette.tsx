@@ -23,7 +23,7 @@ interface Held {
   at: { x: number; y: number } | null; // of the entry that follows the pointer, once it does
 }
 
-// The operations that can be placed: dragged onto a lane, or added after the focused card by click or Enter.
+// The operations that can be placed: dragged onto a lane, or added by click or Enter behind the chosen card, or at the end without one.
 export function Palette({ ref, entries, placed, onAdd, onDrag, onLeave }: Props): ReactNode {
   const place = useRef<HTMLDivElement>(null);
   const [at, setAt] = useState(0);
@@ -69,7 +69,7 @@ export function Palette({ ref, entries, placed, onAdd, onDrag, onLeave }: Props)
           data-op={entry.name}
           tabIndex={index === current ? 0 : -1}
           className={`wb-op${placed(entry) ? " wb-op-placed" : ""}`}
-          title={`${entry.about}. Drag it onto a lane, or press to add it after the focused card`}
+          title={`${entry.about}. Drag it onto a lane, or press to add it behind the chosen card, or at the end`}
           aria-label={`Add ${entry.label}${entry.own ? " own" : ""}${placed(entry) ? ", already placed" : ""}`}
           onFocus={() => setAt(index)}
           onPointerDown={(event) => {

@@ -6,11 +6,12 @@ import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
+  onTravel: (where: "undo" | "redo") => void;
   onFit: () => void;
   onSave: (kind: Kind) => void;
 }
 
-export function Toolbar({ wiring, onFit, onSave }: Props): ReactNode {
+export function Toolbar({ wiring, onTravel, onFit, onSave }: Props): ReactNode {
   const send = useSend();
   const empty = wiring.ranges.every((range) => range.chain.length === 0);
   const saved: [string, () => void][] = [
@@ -20,10 +21,10 @@ export function Toolbar({ wiring, onFit, onSave }: Props): ReactNode {
   ];
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
-      <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => send({ do: "undo" })}>
+      <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
         Undo
       </button>
-      <button type="button" className="wb-button" disabled={!wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => send({ do: "redo" })}>
+      <button type="button" className="wb-button" disabled={!wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => onTravel("redo")}>
         Redo
       </button>
       <button type="button" className="wb-button" disabled={empty} title="Remove every card" onClick={() => send({ do: "clear" })}>

@@ -39,7 +39,8 @@ export function Wiring(): ReactNode {
   const width = useWidth(place);
   const picture = useMemo(() => layout(range, fault, width), [range, fault, width]);
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
-  const active = focused !== null && keys.includes(focused) ? focused : (keys[0] ?? null);
+  const chosen = focused !== null && keys.includes(focused) ? focused : null;
+  const active = chosen ?? keys[0] ?? null;
   const ledger = useRef(figures.ledger); // the last one, where the wiring that is shown has none
   if (figures.ledger.length > 0) ledger.current = figures.ledger;
   const capacity = (names: RegExp): string => ledger.current.find((row) => names.test(row.name))?.capacity ?? "";
@@ -95,10 +96,10 @@ export function Wiring(): ReactNode {
     announce(`${entry.label} added on the ${deviceName(device)}.`);
   };
   const addAfter = (entry: PaletteEntry): void => {
-    const found = active === null ? null : find(range, active);
+    const found = chosen === null ? null : find(range, chosen);
     const next = found && neighbour(found, 1);
     const device = found?.element.kind === "card" ? found.element.device : "gpu";
-    add(entry, device, found ? slotBehind(active!, next && (keysOf(range.chain).get(next) ?? null)) : END);
+    add(entry, device, found ? slotBehind(chosen!, next && (keysOf(range.chain).get(next) ?? null)) : END);
   };
   const slotBehind = (key: string, before: string | null): Slot => {
     const path = find(range, key)!.element.path;
@@ -125,10 +126,14 @@ export function Wiring(): ReactNode {
     canvas.current?.hint(done ? null : (target ?? null));
     if (done && target) add(entry, target.device, target.slot);
   };
+  const travel = (where: "undo" | "redo"): void => {
+    setFocused(null);
+    talk.send({ do: where });
+  };
   const back = (event: KeyboardEvent): void => {
     if (event.target instanceof HTMLInputElement) return;
-    if (isUndo(event)) talk.send({ do: "undo" });
-    else if (isRedo(event)) talk.send({ do: "redo" });
+    if (isUndo(event)) travel("undo");
+    else if (isRedo(event)) travel("redo");
     else return;
     event.preventDefault();
   };
@@ -168,12 +173,15 @@ export function Wiring(): ReactNode {
     }
   };
   const empty = keys.length === 0;
-  const mend = ({ id }: Mend): void => void talk.send({ do: "mend", id });
+  const mend = ({ id }: Mend): void => {
+    setFocused(null); // what is added next follows no card that was chosen before
+    talk.send({ do: "mend", id });
+  };
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
   return (
-    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <p className="wb-lead">
         One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers
         follow.
