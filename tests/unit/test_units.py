@@ -11,6 +11,7 @@ from workbench.core.units import (
     format_bytes,
     format_bytes_up,
     format_seconds,
+    four_digits,
     parse_bytes,
     percents,
 )
@@ -100,3 +101,11 @@ def test_amounts_of_a_sum_add_up_as_they_are_printed(parts):
 @given(st.floats(1, 1e15))
 def test_a_size_rounded_up_is_enough_when_pasted(size):
     assert size <= parse_bytes(format_bytes_up(size)) * (1 + 1e-12) <= 1.02 * size + 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(577.92, "577.9"), (5105.4, "5105"), (31_987.0, "31,990"), (0.012345, "0.01235"), (9999.6, "10,000")],
+)
+def test_four_digits_have_no_exponent(value, text):
+    assert four_digits(value) == text

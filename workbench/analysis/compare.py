@@ -11,7 +11,7 @@ from workbench.analysis.explain import explain
 from workbench.core.display import escaped, html_table
 from workbench.core.result import Result, Source
 from workbench.core.timeline import write_perfetto
-from workbench.core.units import format_seconds
+from workbench.core.units import format_seconds, four_digits
 
 if TYPE_CHECKING:
     import pandas
@@ -46,8 +46,8 @@ class Comparison:
         return (
             ", ".join((result.schedule, *self._scheduler(result))),
             result.origin,
-            f"{result.gen_tok_s:.4g}",
-            f"{result.proc_tok_s:.4g}",
+            f"{four_digits(result.gen_tok_s)}",
+            f"{four_digits(result.proc_tok_s)}",
             share,
             format_seconds(result.seconds),
             str(result.iterations),

@@ -9,7 +9,7 @@ from workbench.analysis.limits import MEASURED, PLAYED, bound_of, has_tasks, lim
 from workbench.analysis.wording import GAIN, LANES, capital, in_words, lane_of, listed, percent, times
 from workbench.core.quiet import Noise
 from workbench.core.result import Result, Source
-from workbench.core.units import SECONDS, alike, format_seconds
+from workbench.core.units import SECONDS, alike, format_seconds, four_digits
 from workbench.perfmodels.bound import ARRIVAL
 from workbench.perfmodels.loads import SUMS
 
@@ -203,7 +203,7 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
     mend = _mend(measured, simulated, causes) if detailed and total != foreseen else ""
     return (
         f"{measured.schedule} took {total} where {foreseen} were simulated ({measured.source.value} "
-        f"{measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s, "
+        f"{four_digits(measured.gen_tok_s)} of {four_digits(simulated.gen_tok_s)} simulated output tok/s, "
         f"{percent(simulated.seconds / measured.seconds)}){why}{mend}{_disturbed(measured)}."
     )
 
@@ -263,10 +263,10 @@ def _outside(measured: Result, simulated: Result) -> list[str]:
     when = simulated.facts.get("measured", "")[:10]
     load = simulated.facts.get("calibrated", "")
     return [
-        f"{measured.schedule} was {measured.source.value} outside the simulation's 90 % interval, {low:.4g} to "
-        f"{high:.4g} output tok/s: the model of its tasks misses something, or the computer runs otherwise than when "
-        f"it was calibrated{f' ({when})' if when else ''}{f' {load}' if load else ''}; run it again, or calibrate with "
-        "refresh=True."
+        f"{measured.schedule} was {measured.source.value} outside the simulation's 90 % interval, {four_digits(low)} "
+        f"to {four_digits(high)} output tok/s: the model of its tasks misses something, or the computer runs otherwise "
+        f"than when it was calibrated{f' ({when})' if when else ''}{f' {load}' if load else ''}; run it again, or "
+        "calibrate with refresh=True."
     ]
 
 
@@ -276,8 +276,8 @@ def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
         return []
     told = [_distance(predicted, other) for other in others]
     return [
-        f"{predicted.predictor or 'A model'} predicts {predicted.gen_tok_s:.4g} output tok/s for {predicted.schedule}, "
-        f"{listed(told)}; in its equations {in_words(predicted.binding)} limits."
+        f"{predicted.predictor or 'A model'} predicts {four_digits(predicted.gen_tok_s)} output tok/s for "
+        f"{predicted.schedule}, {listed(told)}; in its equations {in_words(predicted.binding)} limits."
     ]
 
 
@@ -285,6 +285,6 @@ def _distance(predicted: Result, other: Result) -> str:
     ratio = predicted.gen_tok_s / other.gen_tok_s
     if other.source is Source.BOUND:
         beyond = ", more than is possible" if ratio > 1 else ""
-        return f"{percent(ratio)} of the bound ({other.gen_tok_s:.4g}{beyond})"
+        return f"{percent(ratio)} of the bound ({four_digits(other.gen_tok_s)}{beyond})"
     apart = f"{100 * abs(ratio - 1):.1f} % {'more' if ratio > 1 else 'less'}"
-    return f"{apart} than was {other.source.value} ({other.gen_tok_s:.4g})"
+    return f"{apart} than was {other.source.value} ({four_digits(other.gen_tok_s)})"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workbench.analysis.waiting import Cause, waits
 from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, percent, rate, times
 from workbench.core.result import Result, Source
-from workbench.core.units import SECONDS, alike, format_seconds, percents
+from workbench.core.units import SECONDS, alike, format_seconds, four_digits, percents
 from workbench.perfmodels.bound import ARRIVAL
 from workbench.perfmodels.loads import CORES, DRAM
 
@@ -77,9 +77,8 @@ def _known(result: Result, results: Sequence[Result]) -> str:
 def _bounded(bound: Result) -> str:
     """The sentence on a bound: what sets it, and the most that is possible without this limit."""
     first, *others = sorted(bound.limits, key=lambda name: -bound.limits[name])
-    told = (
-        f"At most {bound.gen_tok_s:.4g} output tok/s are possible in any order of tasks: {in_words(first)} limits them"
-    )
+    most = four_digits(bound.gen_tok_s)
+    told = f"At most {most} output tok/s are possible in any order of tasks: {in_words(first)} limits them"
     second = bound.limits[others[0]] if others else 0.0
     if first == ARRIVAL or second <= 0:
         return f"{told}."

@@ -19,6 +19,7 @@ from workbench.core.catalogue import data_path
 from workbench.core.display import escaped
 from workbench.core.errors import EngineError
 from workbench.core.result import Result, Source
+from workbench.core.units import four_digits
 from workbench.engine import calibrate, run
 from workbench.hardware.assembly import machine
 from workbench.models import checkpoint, models
@@ -134,13 +135,15 @@ class Live:
         return low <= self.median.gen_tok_s <= high
 
     def __str__(self) -> str:
-        seen = ", ".join(f"{result.gen_tok_s:.4g}" for result in self.runs)
+        seen = ", ".join(f"{four_digits(result.gen_tok_s)}" for result in self.runs)
         within = (
-            "" if self.simulated.interval is None else ", 90 % within {:.4g} to {:.4g}".format(*self.simulated.interval)
+            ""
+            if self.simulated.interval is None
+            else ", 90 % within {} to {}".format(*map(four_digits, self.simulated.interval))
         )
         return (
-            f"{self.schedule.name}: simulated {self.simulated.gen_tok_s:.4g} output tok/s{within}; measured "
-            f"{self.median.gen_tok_s:.4g}, the median of {seen}"
+            f"{self.schedule.name}: simulated {four_digits(self.simulated.gen_tok_s)} output tok/s{within}; measured "
+            f"{four_digits(self.median.gen_tok_s)}, the median of {seen}"
         )
 
 

@@ -11,7 +11,7 @@ from workbench.analysis.wording import GAIN, capital, in_words, lane_of, listed,
 from workbench.core.display import escaped, html_table
 from workbench.core.errors import ScenarioError
 from workbench.core.result import Result, Source
-from workbench.core.units import format_bytes, parse_bytes
+from workbench.core.units import format_bytes, four_digits, parse_bytes
 from workbench.hardware import Device, Machine
 from workbench.perfmodels import bound
 from workbench.perfmodels.bound import total_rows
@@ -87,7 +87,8 @@ class ShadowPrices:
         """The sentence that matters most: what limits the scenario under its schedule, and what would help most."""
         base = self.base
         most = "at most " if base.source is Source.BOUND else f"{base.origin} "
-        limit = f"{capital(in_words(base.binding))} limits {base.schedule} ({most}{base.gen_tok_s:.4g} output tok/s)"
+        rate = f"{most}{four_digits(base.gen_tok_s)} output tok/s"
+        limit = f"{capital(in_words(base.binding))} limits {base.schedule} ({rate})"
         helping = [price for price in self.prices if price.gain >= GAIN]
         if not helping:
             return f"{limit}; {self._factor} any one resource gives hardly more."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.core.result import Result
+from workbench.core.units import four_digits
 from workbench.perfmodels.loads import CORES, DRAM
 
 LANES = {
@@ -42,10 +43,11 @@ def in_words(binding: str) -> str:
 
 def rate(result: Result, most: Result | None) -> str:
     """The rate of a result in words, and its share of the bound if that is known."""
+    told = f"{result.origin} {four_digits(result.gen_tok_s)} output tok/s"
     if most is None:
-        return f"{result.origin} {result.gen_tok_s:.4g} output tok/s"
+        return told
     share = percent(result.gen_tok_s / most.gen_tok_s) if most.generated else percent(1.0)
-    return f"{result.origin} {result.gen_tok_s:.4g} output tok/s, {share} of the bound's {most.gen_tok_s:.4g}"
+    return f"{told}, {share} of the bound's {four_digits(most.gen_tok_s)}"
 
 
 def capital(words: str) -> str:

@@ -17,7 +17,7 @@ from workbench.analysis.costs import Costs
 from workbench.core.display import escaped
 from workbench.core.errors import ScenarioError
 from workbench.core.result import Result
-from workbench.core.units import format_bytes, format_seconds
+from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.pipeline import Path as Place
 from workbench.plots.wiring import plot_wiring
 from workbench.scenario import Scenario
@@ -85,7 +85,8 @@ def headline(studio: Studio) -> str:
     asked = f"{settings.model.name} on {settings.machine.name}, {settings.schedule.name}"
     if isinstance(result, Result) and isinstance(bound, Result):
         rate = studio.predictions.of_all(result, settings)
-        return f"{asked}: simulated {rate:.4g} output tokens/s, of {bound.gen_tok_s:.4g} that the bound allows"
+        most = four_digits(bound.gen_tok_s)
+        return f"{asked}: simulated {four_digits(rate)} output tokens/s, of {most} that the bound allows"
     return asked
 
 

@@ -10,7 +10,7 @@ from workbench.analysis.optimize.estimate import Estimate
 from workbench.core.errors import ScenarioError
 from workbench.core.latency import Slo
 from workbench.core.result import Result
-from workbench.core.units import format_seconds
+from workbench.core.units import format_seconds, four_digits
 from workbench.workload import Workload
 
 
@@ -56,7 +56,7 @@ class Throughput(Objective):
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""
-        return f"{score:.4g} output tok/s"
+        return f"{four_digits(score)} output tok/s"
 
     def ratio(self, score: float, other: float) -> float:
         """See `Objective.ratio`."""
@@ -83,7 +83,7 @@ class Goodput(Throughput):
 
     def told(self, score: float) -> str:
         """See `Objective.told`."""
-        return f"{score:.4g} output tok/s in time"
+        return f"{four_digits(score)} output tok/s in time"
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def unfit(settings: Settings) -> bool:
 
 
 def has_weights(model: ModelConfig) -> str:
-    """Where the weights of a model are, in words; empty if they are not on this computer."""
+    """The place of a model's weights in words; empty if they are not on this computer."""
     return "" if model.path is None else "weights on this computer"
 
 
