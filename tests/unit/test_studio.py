@@ -407,6 +407,16 @@ def test_a_sample_that_takes_longer_than_its_pace_says_is_made_smaller(monkeypat
     assert asked[-1] == 1
 
 
+def test_a_simulation_that_is_stopped_among_prompts_tells_the_pace_of_its_iterations():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    predictions = Predictions()
+    whole = wb.simulate(settings.predicted(), VSLPipe())
+    predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=5), 1.0)
+    assert predictions._paces[_wired(settings)] == pytest.approx(0.2)
+    predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=0), 1.0)
+    assert predictions._paces[_wired(settings)] == pytest.approx(1.0)
+
+
 def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()

@@ -18,8 +18,8 @@ from workbench.widgets.parts.still import with_still
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.stills import packed, still
 
-_WIRED = ("wiring", "code", "settings", "figures", "curves", "lanes", "explain", "variants", "live")
-_EXPLORED = ("settings", "figures", "curves", "lanes", "explain", "variants", "live")
+_WIRED = ("wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants")
+_EXPLORED = ("live", "settings", "figures", "curves", "explain", "lanes", "variants")
 FIRST = 3.0  # most seconds that a cell waits for the first figures, so that its still picture is complete
 
 

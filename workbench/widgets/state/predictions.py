@@ -168,11 +168,15 @@ class Predictions:
         return found
 
     def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:
-        """Note the simulation time per iteration of the bound [s]; that of one that was stopped at least doubles."""
+        """Note the simulation time per iteration of the bound [s]; that of one that was stopped at least doubles.
+
+        One that was stopped may have spent its iterations on prompts, so that its tokens tell too little of them.
+        """
         scenario = self.scenario(settings)
         if isinstance(scenario, Scenario):
             share = found.generated / scenario.workload.as_served.output_len.sum()
-            pace = seconds / (share * _least_iterations(scenario)) if share else math.inf
+            done = share * _least_iterations(scenario)
+            pace = seconds / (max(1, done, found.iterations) if found.stopped else done)
             before = self._paces.get(_wired(settings)) or 0.0
             self._paces[_wired(settings)] = max(pace, 2 * before) if found.stopped else pace
 

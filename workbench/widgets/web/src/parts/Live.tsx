@@ -34,9 +34,16 @@ export function Live(): ReactNode {
           </button>
         </>
       ) : (
-        <button type="button" className="wb-button wb-button-strong" disabled={!can} onClick={() => send({ do: "start" })}>
-          {state === "none" ? "Start" : "Start again"}
-        </button>
+        <>
+          {!broken && here && (
+            <button type="button" className="wb-button" title="Also shortens the requests, and makes them fewer, until a run takes a minute" onClick={() => send({ do: "here" })}>
+              {here}
+            </button>
+          )}
+          <button type="button" className="wb-button wb-button-strong" disabled={!can} onClick={() => send({ do: "start" })}>
+            {state === "none" ? "Start" : "Start again"}
+          </button>
+        </>
       )}
     </div>
   );
@@ -45,13 +52,8 @@ export function Live(): ReactNode {
       <p className="wb-live-status">
         <b className={`wb-live-${state}`}>{WORDS[state]}</b>
         {text && <span>{text}</span>}
+        {!active && !can && why && <span className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</span>}
       </p>
-      {!can && why && <p className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</p>}
-      {!active && !broken && here && (
-        <button type="button" className="wb-button wb-button-strong" title="Also shortens the requests, and makes them fewer, until a run takes a minute" onClick={() => send({ do: "here" })}>
-          {here}
-        </button>
-      )}
       {state !== "none" && (
         <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
           <i style={{ width: `${100 * Math.min(1, share)}%` }} />
