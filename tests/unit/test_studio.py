@@ -412,9 +412,9 @@ def test_a_simulation_that_is_stopped_among_prompts_tells_the_pace_of_its_iterat
     predictions = Predictions()
     whole = wb.simulate(settings.predicted(), VSLPipe())
     predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=5), 1.0)
-    assert predictions._paces[_wired(settings)] == pytest.approx(0.2)
+    assert predictions._paces.get(_wired(settings)) == pytest.approx(0.2)
     predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=0), 1.0)
-    assert predictions._paces[_wired(settings)] == pytest.approx(1.0)
+    assert predictions._paces.get(_wired(settings)) == pytest.approx(1.0)
 
 
 def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
