@@ -52,6 +52,10 @@ def test_a_layer_has_no_fault(pipeline):
         (gpu(route, qkv, attention, out_proj, experts, combine), (0,), "Move route behind out_proj"),
         (gpu(qkv, attention, out_proj, route, moe), (5,), "Remove the second route"),
         (gpu(qkv, qkv, attention, out_proj, moe), (1,), "Remove the second qkv"),
+        (gpu(qkv, attention, qkv, out_proj, moe), (3,), "Remove the second qkv"),
+        (gpu(qkv, attention, out_proj, route, experts, combine, route), (7,), "Remove the second route"),
+        (gpu(qkv, attention, out_proj, route, experts.prefill, experts, combine), (5,), "Remove experts.prefill"),
+        (gpu(qkv, attention, out_proj, route, experts, experts.prefill, combine), (6,), "Remove experts.prefill"),
         (gpu(qkv, attention, out_proj, experts, combine), (4,), "Add route on the GPU"),
         (gpu(qkv, attention, out_proj, route, experts.prefill, combine), (6,), "Add experts.decode on the GPU"),
         (BEFORE >> offload >> load >> gpu(moe), (4,), "Remove offload"),
@@ -89,19 +93,23 @@ def test_in_any_order_the_first_mends_lead_to_the_layer(ops, devices):
     assert {stage.op: stage.device for stage in pipeline.stages} == dict(zip(ops, devices, strict=True))
 
 
-@pytest.mark.parametrize("late", [qkv, out_proj, route, combine])
-def test_a_layer_in_another_order_is_refused(late):
-    """The residual stream would be read before another operation has added to it."""
-    ops = [qkv, *attention, out_proj, *moe]
-    ops.remove(late)
-    for at in range(len(ops) + 1):
-        order = (*ops[:at], late, *ops[at:])
-        wired = Pipeline(tuple(Stage(op, GPU) for op in order))
-        if order == (qkv, *attention, out_proj, *moe):
-            resolve(wired)
-        else:
-            with pytest.raises(PipelineError):
-                resolve(wired)
+@pytest.mark.parametrize("at", range(4))
+def test_route_before_out_proj_is_refused(at):
+    """All buffers are written, but the residual stream would be read before `out_proj` has added to it."""
+    ops = [qkv, *attention, out_proj, experts, combine]
+    early = gpu(*ops[:at], route, *ops[at:])
+    with pytest.raises(PipelineError, match=r"gpu\(route\) stands before gpu\(out_proj\)"):
+        resolve(early)
+
+
+def test_a_whole_mixture_before_attention_is_refused():
+    with pytest.raises(PipelineError, match=r"gpu\(route\) stands before gpu\(out_proj\)"):
+        resolve(gpu(moe, qkv, attention, out_proj))
+
+
+def test_an_operation_that_is_there_twice_is_refused():
+    with pytest.raises(PipelineError, match=r"gpu\(out_proj\) computes again what gpu\(out_proj\) computes"):
+        resolve(gpu(qkv, attention, out_proj, out_proj, moe))
 
 
 def test_a_fault_speaks_as_the_code_does():

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.systems import GOLDEN, VSL
 from workbench.analysis.optimize import trials as trials_module
 from workbench.analysis.optimize.auto_scheduler import optimum_of, sample_of
 from workbench.analysis.optimize.ceilings import Ceilings
+from workbench.analysis.optimize.decision import Decision
 from workbench.analysis.optimize.estimate import estimated
 from workbench.analysis.optimize.objective import Goodput, Throughput, objective_of
 from workbench.analysis.optimize.space import Space
@@ -275,6 +277,18 @@ def test_the_answer_is_a_scenario_and_a_schedule_that_give_its_numbers(found: wb
     assert found.scenario.workload.prompt_len.tolist() == given.workload.prompt_len.tolist()
     scores = [found.best.score, *(each.score for each in found.others)]
     assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(("own", "first"), [(1.005, "named"), (1.02, "own"), (0.99, "named")])
+def test_something_else_than_a_named_system_is_the_answer_if_it_is_clearly_better(own: float, first: str) -> None:
+    decision = object.__new__(Decision)
+    decision._objective = objective_of("gen_tok_s", wb.Workload.lengths(1, 1))
+    decision._named = [(None, "named")]
+    ranked = sorted(
+        [SimpleNamespace(candidate="own", score=100 * own), SimpleNamespace(candidate="named", score=100.0)],
+        key=lambda trial: -trial.score,
+    )
+    assert decision._named_first(ranked)[0].candidate == first
 
 
 def test_simulations_are_counted_and_limited(found: wb.Optimum) -> None:

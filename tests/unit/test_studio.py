@@ -18,13 +18,13 @@ from workbench.serving import fits
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state import predictions as predicted
-from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES
+from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import Drawing, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import spread, swept
 from workbench.widgets.state.settings import Settings
-from workbench.widgets.state.studio import Studio
+from workbench.widgets.state.studio import Studio, _changed
 from workbench.widgets.state.wirings import presets
 
 
@@ -488,6 +488,18 @@ def test_another_choice_leaves_the_settings_of_a_schedule():
     desk.say("set", name="schedule", value=moved.name)
     assert desk.studio.settings.schedule == moved
     desk.studio.close()
+
+
+def test_options_that_a_mend_sets_are_kept_and_its_capacity_is_no_longer_a_suitable_one():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe()).on(suited=True)
+    scenario = settings.scenario()
+    assert _changed(settings, scenario, CGOPipe(9)).suited
+    less = scenario.on(memory=replace(scenario.memory, kv_capacity="4MB"))
+    changed = _changed(settings, less, CGOPipe(9))
+    assert not changed.suited
+    offered = Controls(settings, (VSLPipe(), CGOPipe(), CGOPipe(8)))
+    assert CGOPipe(9) in offered.schedules(changed.on(schedule=VSLPipe()))
+    assert {CGOPipe(9), CGOPipe(8)} < set(offered.schedules(changed.on(schedule=CGOPipe(8))))
 
 
 def test_a_curve_over_an_option_of_schedules_is_one_line_for_each():

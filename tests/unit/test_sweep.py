@@ -17,7 +17,7 @@ from tests.systems import STREAMED, VSL
 from workbench.analysis.sweeps import found, reading, running
 from workbench.analysis.sweeps.grid import make_grid
 from workbench.analysis.sweeps.keys import Keys
-from workbench.analysis.sweeps.reading import VARIABLES, Base, Row, gap_percentile, gpu_price
+from workbench.analysis.sweeps.reading import VARIABLES, Base, Row, Sent, gap_percentile, gpu_price, read_chunk
 from workbench.analysis.sweeps.store import Store
 from workbench.core.errors import ResultError, ScenarioError
 from workbench.core.latency import Latencies
@@ -546,3 +546,12 @@ def test_a_front_is_drawn_over_all_points(swept):
 def test_an_axis_that_is_not_there_is_told(swept):
     with pytest.raises(ScenarioError, match="the sweep has no axis 'link'; it has kv_capacity, schedule"):
         swept.plot(x="link")
+
+
+def test_a_process_reads_all_chunks_of_a_sweep_with_the_base_that_came_first():
+    seen = list[wb.Scenario]()
+    base = Base(tiny_scenario(), VSLPipe(), lambda scenario, _: seen.append(scenario) or wb.bound(scenario, VSLPipe()))
+    again = replace(base, scenario=tiny_scenario())
+    for each in (Sent("one", base), Sent("one", again), Sent("two", again)):
+        read_chunk(each, [{}])
+    assert [scenario is base.scenario for scenario in seen] == [True, True, False]

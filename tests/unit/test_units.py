@@ -59,7 +59,16 @@ def test_bytes_print_with_three_digits(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(4320, "1.2 h"), (3590, "3590 s"), (999, "999 s"), (3.4, "3.4 s"), (5.6e-3, "5.6 ms"), (7.8e-6, "7.8 µs")],
+    [
+        (4320, "1.2 h"),
+        (3590, "3590 s"),
+        (999, "999 s"),
+        (999.7, "1000 s"),
+        (0.9996, "1000 ms"),
+        (3.4, "3.4 s"),
+        (5.6e-3, "5.6 ms"),
+        (7.8e-6, "7.8 µs"),
+    ],
 )
 def test_seconds_print_in_the_unit_that_suits_them(value, text):
     assert format_seconds(value) == text

@@ -206,8 +206,8 @@ def test_workloads_have_as_many_requests():
 
 def test_only_a_model_with_weights_on_this_computer_runs():
     assert why_not_live(of(server())) == (
-        "A run needs a model whose weights are on this computer, which mixtral-8x7b's are not, and this computer as "
-        "the machine."
+        "A run needs a model whose weights are on this computer (mixtral-8x7b's are not) and this computer as the "
+        "machine."
     )
 
 
@@ -217,7 +217,7 @@ def with_weights(**changes):
 
 def test_settings_for_this_computer_have_requests_that_its_model_takes():
     away = of(server().on(workload=Workload.lengths([400, 4000], 200)))
-    found = on_this_computer(away, with_weights(max_position_embeddings=128))
+    found = on_this_computer(away.on_model(with_weights(max_position_embeddings=128)))
     assert found.machine.is_local
     assert found.model.path is not None
     longest = found.scenario().workload
@@ -231,6 +231,7 @@ def test_the_model_at_hand_comes_before_others_with_weights():
     assert runnable(of(server()), [tiny_model(), one, other]) is one
     assert runnable(of(server()).on(model=other), [one, other]) is other
     assert runnable(of(server()), [tiny_model()]) is None
+    assert runnable(of(server()), [replace(wb.models["mixtral-8x22b"], path=Path("huge")), one]) is one
 
 
 def test_ladders():

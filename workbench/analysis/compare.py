@@ -46,8 +46,8 @@ class Comparison:
         return (
             ", ".join((result.schedule, *self._scheduler(result))),
             result.origin,
-            f"{four_digits(result.gen_tok_s)}",
-            f"{four_digits(result.proc_tok_s)}",
+            four_digits(result.gen_tok_s),
+            four_digits(result.proc_tok_s),
             share,
             format_seconds(result.seconds),
             str(result.iterations),

@@ -135,7 +135,7 @@ class Live:
         return low <= self.median.gen_tok_s <= high
 
     def __str__(self) -> str:
-        seen = ", ".join(f"{four_digits(result.gen_tok_s)}" for result in self.runs)
+        seen = ", ".join(four_digits(result.gen_tok_s) for result in self.runs)
         within = (
             ""
             if self.simulated.interval is None

@@ -22,7 +22,7 @@ from workbench.core.errors import ResultError
 from workbench.core.latency import Latencies, Slo
 from workbench.core.records import from_plain, read_json, reason
 from workbench.core.timeline import Span, Timeline
-from workbench.core.units import is_number, is_whole
+from workbench.core.units import four_digits, is_number, is_whole
 
 FORMAT = 1
 
@@ -297,14 +297,14 @@ class Result:
         return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}
 
     def __str__(self) -> str:
-        within = "" if self.interval is None else " (90 % within {:.4g} to {:.4g})".format(*self.interval)
+        within = "" if self.interval is None else " (90 % within {} to {})".format(*map(four_digits, self.interval))
         return (
-            f"{self.origin}: {self.gen_tok_s:.4g} output tok/s{within}, {self.proc_tok_s:.4g} processed tok/s, "
-            f"{self.model} on {self.machine} under {self.schedule}"
+            f"{self.origin}: {four_digits(self.gen_tok_s)} output tok/s{within}, "
+            f"{four_digits(self.proc_tok_s)} processed tok/s, {self.model} on {self.machine} under {self.schedule}"
         )
 
     def _repr_html_(self) -> str:
-        rate = f"<b>{escaped(self.origin)}</b> {self.gen_tok_s:.4g} output tok/s"
+        rate = f"<b>{escaped(self.origin)}</b> {four_digits(self.gen_tok_s)} output tok/s"
         return f"{rate} &middot; {escaped(self.schedule)} &middot; {escaped(self.machine)}"
 
 

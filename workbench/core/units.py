@@ -125,14 +125,15 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def four_digits(value: float) -> str:
-    """A number in four digits without an exponent: ``577.9``, ``5105`` or ``31,990``."""
+    """A number in four digits, large ones without an exponent: ``577.9``, ``5105`` or ``31,990``."""
     rounded = float(f"{value:.4g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 10_000 else f"{rounded:.4g}"
 
 
 def _three(value: float) -> str:
     """A number in three digits, or in all digits before the point if it has more."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{value:.0f}" if abs(rounded) >= 1000 else f"{rounded:.3g}"
 
 
 def percents(parts: Sequence[float]) -> list[int]:

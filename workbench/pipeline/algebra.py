@@ -15,7 +15,17 @@ from typing import NoReturn
 from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, misplaced, spelled, stages_of
+from workbench.pipeline.elements import (
+    BufferRows,
+    Element,
+    Fork,
+    Path,
+    located,
+    misplaced,
+    repeated,
+    spelled,
+    stages_of,
+)
 from workbench.pipeline.stack import Stack, cut
 from workbench.pipeline.walk import Author, Walk
 from workbench.stages import (
@@ -349,17 +359,16 @@ def _check_kv(pipeline: Pipeline) -> None:
 
 
 def _check_order(pipeline: Pipeline) -> None:
-    found = misplaced(pipeline.chain)
-    if found is None:
-        return
-    _, other = found.other
-    if found.twice:
-        raise PipelineError(f"{found.stage} is the second {other.op} of the layer; remove it.", found.path)
-    raise PipelineError(
-        f"{found.stage} stands before {other}, and a layer has {other.op} first; put {found.stage.op} behind "
-        f"{other.op}.",
-        found.path,
-    )
+    double = repeated(pipeline.chain)
+    if double is not None:
+        path, stage, _, other = double
+        raise PipelineError(f"{stage} computes again what {other} computes; remove one of them.", path)
+    early = misplaced(pipeline.chain)
+    if early is not None:
+        path, stage, _, other = early
+        raise PipelineError(
+            f"{stage} stands before {other}, and a layer has {other.op} first; put {stage.op} behind {other}.", path
+        )
 
 
 def _check_fetches(pipeline: Pipeline) -> None:

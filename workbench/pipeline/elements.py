@@ -1,13 +1,14 @@
-"""The elements of a chain: stages, moves and forks, the path by which each is found, and one in the wrong order."""
+"""The elements of a chain: stages, moves and forks, their paths, and those that are repeated or stand too early."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.stages import Move, RowClass, Stage, comes_before, is_same
+from workbench.stages import Move, RowClass, Stage, comes_before, repeats
 
 
 @dataclass(frozen=True)
@@ -46,36 +47,39 @@ def stages_of(chain: tuple[Element, ...]) -> Iterator[Stage]:
     return (element for _, element in located(chain) if isinstance(element, Stage))
 
 
-class Misplaced(NamedTuple):
-    """A built-in operation that stands before one that comes before it in a layer, or is there a second time.
-
-    Attributes
-    ----------
-    path : Path
-    stage : Stage
-    other : tuple of (path, Stage)
-        The last one that stands behind it and comes before it; if it is there twice, the first of the two.
-    """
+class Pair(NamedTuple):
+    """Two stages of a chain with their paths."""
 
     path: Path
     stage: Stage
-    other: tuple[Path, Stage]
-
-    @property
-    def twice(self) -> bool:
-        """True if the operation is there twice."""
-        return self.other[0] < self.path
+    other_path: Path
+    other: Stage
 
 
-def misplaced(chain: tuple[Element, ...]) -> Misplaced | None:
-    """The first built-in operation that stands in the wrong order or is there a second time; None if there is none."""
-    stages = [(path, element) for path, element in located(chain) if isinstance(element, Stage)]
-    for number, (path, stage) in enumerate(stages):
-        same = [each for each in stages[:number] if is_same(each[1].op, stage.op)]
-        late = [each for each in stages[number + 1 :] if comes_before(each[1].op, stage.op)]
-        if same or late:
-            return Misplaced(path, stage, (same or late)[-1])
+def repeated(chain: tuple[Element, ...]) -> Pair | None:
+    """The first stage that computes what another one computes as well, and that one; None if there is none.
+
+    Of two, it is the one with fewer rows, or else the second.
+    """
+    for (path, stage), (later, other) in combinations(_stages(chain), 2):
+        if repeats(stage.op, other.op):
+            fewer = len(stage.op.rows.classes) < len(other.op.rows.classes)
+            return Pair(path, stage, later, other) if fewer else Pair(later, other, path, stage)
     return None
+
+
+def misplaced(chain: tuple[Element, ...]) -> Pair | None:
+    """The first built-in operation that stands too early, and the last one that belongs before it; None for neither."""
+    stages = _stages(chain)
+    for number, (path, stage) in enumerate(stages):
+        late = [each for each in stages[number + 1 :] if comes_before(each[1].op, stage.op)]
+        if late:
+            return Pair(path, stage, *late[-1])
+    return None
+
+
+def _stages(chain: tuple[Element, ...]) -> list[tuple[Path, Stage]]:
+    return [(path, element) for path, element in located(chain) if isinstance(element, Stage)]
 
 
 def element_at(chain: tuple[Element, ...], path: Path) -> Element:

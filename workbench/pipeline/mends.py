@@ -18,6 +18,7 @@ from workbench.pipeline.elements import (
     element_at,
     located,
     misplaced,
+    repeated,
     spliced,
 )
 from workbench.pipeline.layer_graph import layer_graph
@@ -211,15 +212,15 @@ def _set_named_twice(pipeline: Pipeline) -> Path | None:
 
 
 def _in_order(pipeline: Pipeline) -> Iterator[Mend]:
-    """With the first built-in operation that stands in the wrong order behind the one that comes before it."""
-    wrong = misplaced(pipeline.chain)
-    if wrong is None:
-        return
-    if wrong.twice:
-        yield Mend(f"Remove the second {wrong.stage.op}", removed(pipeline, wrong.path))
-        return
-    place, before = wrong.other
-    yield Mend(f"Move {wrong.stage.op} behind {before.op}", shifted(pipeline, wrong.path, (place[0] + 1,)))
+    """Without the first operation that is there twice, or with the first that stands too early behind the other one."""
+    double = repeated(pipeline.chain)
+    early = misplaced(pipeline.chain)
+    if double is not None:
+        second = "the second " if double.stage.op == double.other.op else ""
+        yield Mend(f"Remove {second}{double.stage.op}", removed(pipeline, double.path))
+    elif early is not None:
+        moved = shifted(pipeline, early.path, (early.other_path[0] + 1,))
+        yield Mend(f"Move {early.stage.op} behind {early.other.op}", moved)
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:

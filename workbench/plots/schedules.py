@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFor
 
 from workbench.core.result import Result
 from workbench.core.timeline import Timeline
-from workbench.core.units import format_seconds
+from workbench.core.units import format_seconds, four_digits
 from workbench.plots.results import middle, plot_timeline
 
 _COLOURS = ("#6b7280", "#059669", "#d97706", "#78350f", "#db2777", "#7c3aed", "#2563eb", "#dc2626", "#0891b2")
@@ -58,7 +58,8 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
 
 def _title(result: Result, layer: float) -> str:
     late = f", deferred {result.facts['deferred']}" if "deferred" in result.facts else ""
-    return f"{result.schedule}{late}: {format_seconds(layer)} per layer, {result.gen_tok_s:.4g} output tokens/s"
+    rate = f"{four_digits(result.gen_tok_s)} output tokens/s"
+    return f"{result.schedule}{late}: {format_seconds(layer)} per layer, {rate}"
 
 
 def middle_layers(timeline: Timeline, count: int) -> Timeline:

@@ -16,7 +16,7 @@ from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, Stack, fetched, ranges_of
+from workbench.pipeline import Pipeline, Stack, fetch
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
@@ -42,6 +42,7 @@ from workbench.stages import (
     experts,
     head,
     head_format,
+    kv,
     qkv,
     weights,
 )
@@ -536,26 +537,33 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
 
 
 def _streamed_weights(prepared: Prepared, now: Ledger) -> Iterator[Change]:
-    """The routed experts or all weights, which now stay on the GPU, streamed to it."""
+    """The routed experts or all weights streamed to the GPU, where some stay there now."""
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
+    some = any(item != kv for each in scenario.stack for item in each.pipeline.fetches)
     for item in (experts.weights, weights):
         try:
             other = price(scenario.on(pipeline=_streaming(scenario.pipeline, item)), schedule)
-        except WorkbenchError:  # nothing to stream, or the schedule takes no such pipeline
+        except WorkbenchError:  # the schedule takes no such pipeline
             continue
         accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
         if _left(accounts) >= 0:
-            text = f"fetch({item.name}) (now kept on the GPU)"
+            text = f"fetch({item.name}) (now {'only some are streamed' if some else 'kept on the GPU'})"
             yield Change(text, now.gpu.total / accounts[0].total, other.scenario, schedule)
             return
 
 
 def _streaming(pipeline: Pipeline | Stack, item: Streamed) -> Pipeline | Stack:
-    """The pipeline, or that of every range, with something streamed to the GPU."""
-    if isinstance(pipeline, Pipeline):
-        return fetched(pipeline, item, True)
-    return Stack(tuple(each._replace(pipeline=fetched(each.pipeline, item, True)) for each in ranges_of(pipeline)))
+    """The pipeline, or that of every range, with weights streamed in place of those that stay on the GPU."""
+    if isinstance(pipeline, Stack):
+        return Stack(tuple(each._replace(pipeline=_range_streaming(each.pipeline, item)) for each in pipeline.ranges))
+    return _range_streaming(pipeline, item)
+
+
+def _range_streaming(pipeline: Pipeline, item: Streamed) -> Pipeline:
+    others = (each for each in pipeline.fetches if item != weights or each == kv)
+    streaming = Pipeline(pipeline.chain, fetch(*others, item).fetches)
+    return streaming if any(Pipeline(pipeline.chain, (item,)).streams(stage) for stage in pipeline.stages) else pipeline
 
 
 def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:

@@ -41,7 +41,7 @@ from workbench.stages.ops import (
     shared_experts,
     weights,
 )
-from workbench.stages.order import comes_before, is_same
+from workbench.stages.order import comes_before, repeats
 from workbench.stages.work import (
     CutRows,
     KindRows,
@@ -96,7 +96,6 @@ __all__ = [
     "flatten",
     "head",
     "head_format",
-    "is_same",
     "kv",
     "least_seconds",
     "measured_seconds",
@@ -106,6 +105,7 @@ __all__ = [
     "prefill_attention",
     "qkv",
     "reduce_scatter_seconds",
+    "repeats",
     "route",
     "seconds",
     "shared_experts",

@@ -58,13 +58,14 @@ class Decision:
         ScenarioError
             If nothing that was tried fits.
         """
-        ranked = _distinct(self._named_first(_ranked(self._whole.all.values())))
+        ranked = _ranked(self._whole.all.values())
         if not ranked:
             raise ScenarioError(
                 f"no placement of {self._space.scenario.model.name} fits {self._space.scenario.machine.name!r}; "
                 "wb.fits(scenario, schedule) tells what one needs, and the nearest change."
             )
-        choices = [self._choice("", trial) for trial in ranked[: 1 + _OTHERS]]
+        shown = _distinct(self._named_first(ranked))
+        choices = [self._choice("", trial) for trial in shown[: 1 + _OTHERS]]
         best = choices[0]
         return Optimum(
             self._objective,
@@ -72,7 +73,7 @@ class Decision:
             bound(best.scenario, best.schedule),
             tuple(choices[1:]),
             self._systems(),
-            self._counts(max(choice.score for choice in choices), budget),
+            self._counts(ranked[0].score, budget),
             budget.elapsed,
             ended,
         )
@@ -136,7 +137,7 @@ def _ranked(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def _distinct(trials: Iterable[Trial]) -> list[Trial]:
-    """The trials without those of the same placement and schedule as a better one."""
+    """The trials without those of the same placement and schedule as one before."""
     found = dict[object, Trial]()
     for trial in trials:
         fitted = trial.fitted

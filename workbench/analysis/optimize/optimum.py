@@ -90,7 +90,8 @@ class Optimum:
     bound : Result
         The most that the hardware allows with the answer's placement and memory.
     others : tuple of Choice
-        The next best, in order, no two with the same placement and schedule.
+        The next best, in order, no two with the same placement and schedule. Where the answer is a named system, the
+        first may be up to 1 % better by simulation.
     named : tuple of Choice
         Each named system under the best scheduler for it, the best first.
     counts : Counts

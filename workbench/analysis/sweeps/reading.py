@@ -129,9 +129,10 @@ def is_live(read: object) -> bool:
 
 @dataclass(frozen=True)
 class Sent:
-    """A base that is sent to another process with each chunk; the process reads all chunks of a sweep with the first.
+    """A base that is sent to another process with each chunk.
 
-    What was prepared for it, such as costs and needs of memory, then serves them all.
+    The process reads all chunks of a sweep with the base that came first, so that what was prepared for it, such as
+    costs and needs of memory, serves them all.
     """
 
     sweep: str

@@ -268,8 +268,7 @@ class Controls:
         """Schedules by name; those that were set, in the place of the first one of their kind."""
         found = dict[str, Schedule]()
         usual = self._schedules.values()
-        last = {type(each): each for each in (*settings.tuned, settings.schedule)}
-        own = {kind: each for kind, each in last.items() if each not in usual}
+        own = {type(each): each for each in (*settings.tuned, settings.schedule) if each not in usual}
         for each in usual:
             shown = own.pop(type(each), each)
             found[shown.name] = shown
@@ -353,9 +352,7 @@ def _parts(settings: Settings) -> Sequence[Step]:
 
 
 def _set_parts(settings: Settings, value: int) -> Settings:
-    schedule = replace(settings.schedule, micro_batches=value)  # type: ignore[type-var]
-    others = [each for each in settings.tuned if type(each) is not type(schedule)]
-    return settings.on(schedule=schedule, tuned=(*others, schedule))
+    return settings.with_options(replace(settings.schedule, micro_batches=value))  # type: ignore[type-var]
 
 
 def _fetches(pipeline: Pipeline | Stack) -> set[object]:

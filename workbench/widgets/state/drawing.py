@@ -145,7 +145,10 @@ class Drawing:
     def _figures(
         self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
     ) -> None:
-        """Publish the figures: of the chosen schedule alone until those of the others are found, and prices last."""
+        """Publish the figures: of the chosen schedule alone until those of the others are found, and prices last.
+
+        `prices` is None as long as they are not computed.
+        """
         predictions = self._predictions
         chosen = settings.schedule
         bound = predictions.bound(settings)

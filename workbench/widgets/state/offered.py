@@ -127,21 +127,22 @@ def why_not_live(settings: Settings) -> str:
     """The reason why the live engine cannot run these settings, or an empty text."""
     needs = list[str]()
     if settings.model.path is None:
-        needs.append(f"a model whose weights are on this computer, which {settings.model.name}'s are not")
+        needs.append(f"a model whose weights are on this computer ({settings.model.name}'s are not)")
     if not settings.machine.is_local:
         needs.append("this computer as the machine")
-    return f"A run needs {', and '.join(needs)}." if needs else ""
+    return f"A run needs {' and '.join(needs)}." if needs else ""
 
 
 def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:
-    """The model that this computer can run: that of the settings, or else the first with weights."""
-    return next((model for model in (settings.model, *models) if model.path is not None), None)
+    """The model of the settings, or else the first, whose weights are on this computer and have room in its memory."""
+    room = Machine.local().cpu.memory
+    there = (each for each in (settings.model, *models) if each.path is not None and each.weight_bytes < room)
+    return next(there, None)
 
 
-def on_this_computer(settings: Settings, model: ModelConfig) -> Settings | None:
-    """The settings with this computer and a model that it can run, and requests that both take; None if they cannot."""
-    found = settings if model == settings.model else settings.on_model(model)
-    return shortened(found if found.machine.is_local else found.on_machine(Machine.local()))
+def on_this_computer(settings: Settings) -> Settings | None:
+    """The settings with this computer as the machine, and requests that it and the model take; None if none fit."""
+    return shortened(settings if settings.machine.is_local else settings.on_machine(Machine.local()))
 
 
 def shortened(settings: Settings) -> Settings | None:

@@ -202,13 +202,18 @@ class Predictions:
         """
         found = self._prices.get(settings)
         if found is None:
-            quick = self._sample(settings, SOON) == 0
-            reader = partial(_played_to_the_end, until=until) if quick else bound
+            reader = partial(_played_to_the_end, until=until) if self._is_quick(settings) else bound
             found = self._asking(partial(shadow_prices, reader=reader))(settings)
             if isinstance(found, Refused) and isinstance(found.error, StoppedError):
                 raise found.error
             self._prices[settings] = found
         return found
+
+    def _is_quick(self, settings: Settings) -> bool:
+        """True if all requests are known to be simulated as soon as a slider asks for."""
+        pace = self._paces.get(_wired(settings))
+        scenario = self.scenario(settings)
+        return pace is not None and isinstance(scenario, Scenario) and pace * _least_iterations(scenario) < SOON
 
     def costs(self, settings: Settings) -> Costs | Refused:
         """The costs of stages and transfers."""

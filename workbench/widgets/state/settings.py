@@ -140,6 +140,11 @@ class Settings:
         """The same settings with others in place of some."""
         return replace(self, **changes)
 
+    def with_options(self, schedule: Schedule) -> Settings:
+        """A schedule whose options were set, which are kept where another one is chosen."""
+        others = (each for each in self.tuned if type(each) is not type(schedule))
+        return self.on(schedule=schedule, tuned=(*others, schedule))
+
     def on_model(self, model: ModelConfig) -> Settings:
         """Another model in its own precision, with a cache that suits it."""
         memory = replace(self.memory, weights=None, kv=None)

@@ -304,11 +304,15 @@ class Studio:
 
     def _on_here(self, _: Message) -> None:
         """Go to this computer, a model that it has and a run that takes a minute at most."""
-        model = runnable(self.settings, self.controls.models)
-        found = on_this_computer(self.settings, model) if model is not None else None
-        if found is None:
+        now = self.settings
+        model = runnable(now, self.controls.models)
+        if model is None:
             return
-        rate = self._simulated(found)
+        found = on_this_computer(now if model == now.model else self.controls["model"].write(now, model))
+        if found is None:
+            self.runs.allow(f"{model.name} does not fit this computer in this wiring; choose another model.")
+            return
+        rate = self.predictions.rate(found, found.schedule, soon=True)
         few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
         self._change(found.on(requests=min(found.requests, max(1, few))))
 
@@ -364,11 +368,11 @@ def _lengths(settings: Settings) -> str:
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
     """The settings with the pipeline, memory, machine, requests and schedule of a scenario that fits."""
     found = Settings.of(scenario, schedule)
-    return settings.on(
+    if found.kv_tokens != settings.kv_tokens:
+        settings = settings.on(kv_tokens=found.kv_tokens, suited=False)
+    return settings.with_options(schedule).on(
         pipeline=scenario.pipeline,
         memory=found.memory,
-        kv_tokens=found.kv_tokens,
         scheduler=found.scheduler,
-        schedule=schedule,
         gpu_memory=min(scenario.machine.gpu.memory, settings.machine.gpu.memory),
     )
