@@ -407,14 +407,16 @@ def test_a_sample_that_takes_longer_than_its_pace_says_is_made_smaller(monkeypat
     assert asked[-1] == 1
 
 
-def test_a_simulation_that_is_stopped_among_prompts_tells_the_pace_of_its_iterations():
+def test_a_simulation_that_is_stopped_among_prompts_tells_a_pace():
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
     predictions = Predictions()
     whole = wb.simulate(settings.predicted(), VSLPipe())
-    predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=5), 1.0)
-    assert predictions._paces.get(_wired(settings)) == pytest.approx(0.2)
-    predictions._note_pace(settings, replace(whole, stopped=True, generated=0, iterations=0), 1.0)
-    assert predictions._paces.get(_wired(settings)) == pytest.approx(1.0)
+    least = predictions.bound(settings).iterations
+    half = replace(whole, stopped=True, generated=0, processed=whole.processed // 2)
+    predictions._note_pace(settings, half, 1.0)
+    assert predictions._paces.get(_wired(settings)) == pytest.approx(4 / least, rel=0.2)
+    predictions._note_pace(settings, replace(whole, stopped=True, generated=0, processed=0), 10.0)
+    assert predictions._paces.get(_wired(settings)) == pytest.approx(10.0)
 
 
 def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():

@@ -170,13 +170,15 @@ class Predictions:
     def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:
         """Note the simulation time per iteration of the bound [s]; that of one that was stopped at least doubles.
 
-        One that was stopped may have spent its iterations on prompts, so that its tokens tell too little of them.
+        One that was stopped may have spent its iterations on prompts, so that outputs alone tell too little of them.
         """
         scenario = self.scenario(settings)
         if isinstance(scenario, Scenario):
-            share = found.generated / scenario.workload.as_served.output_len.sum()
-            done = share * _least_iterations(scenario)
-            pace = seconds / (max(1, done, found.iterations) if found.stopped else done)
+            served = scenario.workload.as_served
+            outputs = served.output_len.sum()
+            shares = (found.generated / outputs, found.processed / (served.prompt_len.sum() + outputs))
+            share = sum(shares) / len(shares) if found.stopped else 1.0
+            pace = seconds / max(1.0, share * _least_iterations(scenario))
             before = self._paces.get(_wired(settings)) or 0.0
             self._paces[_wired(settings)] = max(pace, 2 * before) if found.stopped else pace
 
