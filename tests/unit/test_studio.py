@@ -441,7 +441,7 @@ def test_curves_with_points_of_samples_say_so():
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
     predictions._paces[_wired(settings)] = 1.0
-    drawing = Drawing(predictions, lambda _: [], list, lambda *_: None)
+    drawing = Drawing(predictions, lambda _: [], list, list, lambda *_: None)
     points = _Points({}, set())
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False)
     assert [(name, points.kind(name)) for name in points.of] == [("VSLPipe", "sample")]
@@ -560,6 +560,18 @@ def test_requests_that_are_too_long_can_be_shortened():
     desk.say("fix", id=mend["id"])
     assert not desk.drawn()["figures"]["problem"]
     desk.studio.close()
+
+
+def test_lanes_of_pinned_variants_stand_below(desk):
+    first = desk.studio.settings.schedule.name
+    desk.say("pin").say("set", name="schedule", value="Overlap")
+    titles = [track["title"] for track in desk.drawn()["lanes"]["tracks"]]
+    assert titles == ["Overlap, a typical iteration", f"pinned A: {first}, a typical iteration"]
+    desk.say("set", name="schedule", value=first)
+    assert len(desk.drawn()["lanes"]["tracks"]) == 1
+    desk.say("set", name="schedule", value="Overlap")
+    desk.say("unpin", id=0)
+    assert len(desk.drawn()["lanes"]["tracks"]) == 1
 
 
 def test_positions_of_a_slider_stay_while_it_moves(desk):

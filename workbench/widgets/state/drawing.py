@@ -25,7 +25,7 @@ from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
 
 POINTS = 11  # points of a curve
-_PATIENCE = 0.1  # seconds between two pictures of curves that are not complete
+_PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
@@ -67,6 +67,8 @@ class Drawing:
         The schedules that are compared; those that do not take the wiring are told with the reason.
     measured : callable () -> sequence of (Settings, Result)
         What was measured so far.
+    pinned : callable () -> sequence of (str, Settings)
+        Names and settings whose lanes stand below those of the settings that are drawn.
     publish : callable (str, value) -> None
         Called with "figures", "lanes" or "curves" and what the browser draws.
     """
@@ -76,11 +78,13 @@ class Drawing:
         predictions: Predictions,
         schedules: Callable[[Settings], Sequence[Schedule]],
         measured: Callable[[], Measured],
+        pinned: Callable[[], Sequence[tuple[str, Settings]]],
         publish: Callable[[str, Any], None],
     ) -> None:
         self._predictions = predictions
         self._schedules = schedules
         self._measured = measured
+        self._pinned = pinned
         self._publish = publish
         self._axis: Slider = KV_CAPACITY
         self._shown: list[Plain] = []
@@ -187,7 +191,10 @@ class Drawing:
         return self._predictions.of_all(found, settings)
 
     def _lanes(self, settings: Settings) -> None:
-        """Show the middle of the last run at these settings, as simulated and as measured; else what is simulated."""
+        """Show the middle of the last run at these settings, as simulated and as measured; else what is simulated.
+
+        Below stands a typical iteration of each variant that is pinned.
+        """
         runs = [run for at, run in self._measured() if at == settings]
         name = settings.schedule.name
         played = self._predictions.played(settings) if runs else self._predictions.lanes(settings)
@@ -200,6 +207,10 @@ class Drawing:
             titled += [(f"measured: {where}", measured.window(first, last))]
         elif isinstance(played, Timeline):
             titled = [(f"{name}, a typical iteration", played)]
+        for variant, other in self._pinned():
+            lanes = self._predictions.lanes(other) if other != settings else None
+            if isinstance(lanes, Timeline):
+                titled.append((f"pinned {variant}: {other.schedule.name}, a typical iteration", lanes))
         self._publish("lanes", tracks(titled))
 
     # ------------------------------------------------------------------------------------------------------- curves

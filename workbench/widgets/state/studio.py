@@ -92,7 +92,9 @@ class Studio:
         self.runs = Runs(
             lambda told: self._publish("live", told), sample, self._ran, self._at_rest, self._simulated, self._over
         )
-        self.drawing = Drawing(self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn)
+        self.drawing = Drawing(
+            self.predictions, self.controls.schedules, lambda: self.measured, self.variants.named, self._publish_drawn
+        )
         self._out(**EMPTY)
         self._show()
 
@@ -282,14 +284,20 @@ class Studio:
 
     def _on_pin(self, _: Message) -> None:
         self.variants.pin(self.settings, self.wirings.code(self.settings.pipeline)["text"])
-        self._out(variants=self.variants.plain())
+        self._show_variants()
 
     def _on_keep(self, _: Message) -> None:
         self._keep(self.told())
 
     def _on_unpin(self, message: Message) -> None:
         self.variants.unpin(int(message["id"]))
+        self._show_variants()
+
+    def _show_variants(self) -> None:
+        """Publish the variants that are pinned, and let their lanes be drawn, during a run after it."""
         self._out(variants=self.variants.plain())
+        if not self.runs.busy:
+            self.drawing.put(self.settings)
 
     def _on_recall(self, message: Message) -> None:
         settings = self.variants.settings(int(message["id"]))

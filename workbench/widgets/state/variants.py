@@ -58,6 +58,10 @@ class Variants:
         """The settings of a variant; None if it is not pinned any more."""
         return next((each.settings for each in self._pinned if each.number == number), None)
 
+    def named(self) -> list[tuple[str, Settings]]:
+        """Name and settings of all variants."""
+        return [(_name(each), each.settings) for each in self._pinned]
+
     def plain(self) -> list[Plain]:
         """All variants for the browser, each with the figures in which it is the best."""
         figures = [self._figures(each.settings) for each in self._pinned]
@@ -67,7 +71,7 @@ class Variants:
         best = [name for name in mine if _is_best(name, mine, all_of_them)]
         return {
             "id": each.number,
-            "name": _NAMES[each.number % len(_NAMES)],
+            "name": _name(each),
             "about": self._about(each.settings),
             "code": each.code,
             "rows": {name: figure.text for name, figure in mine.items()},
@@ -101,6 +105,10 @@ class Variants:
             found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
             found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
         return found
+
+
+def _name(variant: Variant) -> str:
+    return _NAMES[variant.number % len(_NAMES)]
 
 
 def _told(settings: Settings) -> list[str]:
