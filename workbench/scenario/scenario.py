@@ -95,7 +95,7 @@ class Scenario:
     def _check_lengths(self) -> None:
         prompt = self.workload.prompt_len
         output = self.workload.output_len
-        worst = int((prompt + output).argmax())
+        worst = self.workload.longest
         held = int(prompt[worst] + output[worst] - 1)
         request = f"request {worst} of {self.workload.name!r}"
         sum_of = f"{prompt[worst]} of its prompt and {output[worst] - 1} of its output: the last is not stored"

@@ -454,7 +454,8 @@ def least_fitting(low: int, high: int, left: Callable[[int], float]) -> int | No
 
 def least_blocks(scenario: Scenario) -> int:
     """KV blocks of the longest request, the fewest that a cache may have."""
-    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
+    workload = scenario.workload
+    longest = int(workload.prompt_len[workload.longest] + workload.output_len[workload.longest] - 1)
     return -(-longest // scenario.memory.kv_block)
 
 

@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 
 def sizes(workload: Workload) -> Sizes:
     """Number of requests, and the means of prompt and output lengths, rounded [tokens]."""
-    return Sizes(len(workload), round(workload.prompt_len.mean()), round(workload.output_len.mean()))
+    return Sizes(len(workload), *workload.mean_len)
 
 
 def resized(given: Workload, requests: int, prompt_len: int, output_len: int) -> Workload:

@@ -124,6 +124,16 @@ class Workload:
         return bool(len(self.ends)) or any(request.sampling.may_end for request in self.requests)
 
     @cached_property
+    def mean_len(self) -> tuple[int, int]:
+        """Means of the prompt and the output lengths, rounded [tokens]."""
+        return round(self.prompt_len.mean()), round(self.output_len.mean())
+
+    @cached_property
+    def longest(self) -> int:
+        """The first of the requests with most tokens, prompt and output together."""
+        return int((self.prompt_len + self.output_len).argmax())
+
+    @cached_property
     def as_asked(self) -> Workload:
         """The workload as its schedulers see it: nobody knows when a request will end."""
         return replace(self, ends=TO_THE_LAST) if len(self.ends) else self

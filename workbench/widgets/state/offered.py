@@ -158,6 +158,6 @@ def shortened(settings: Settings) -> Settings | None:
 
 def too_long(settings: Settings) -> bool:
     """True if the longest request is longer than the model's positions."""
-    longest = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
-    held = longest.prompt_len + longest.output_len - 1
-    return int(held.max()) > settings.model.max_position_embeddings
+    workload = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
+    held = workload.prompt_len[workload.longest] + workload.output_len[workload.longest] - 1
+    return int(held) > settings.model.max_position_embeddings
