@@ -23,11 +23,22 @@ export function useBench(): Bench {
 
 export function useTrait<Name extends keyof Traits>(name: Name): Traits[Name] {
   const { model } = useBench();
+  return useSyncExternalStore(useChanges(name), () => model.get(name));
+}
+
+// What is read from a trait; the part is drawn anew only where that has changed.
+export function useOf<Name extends keyof Traits>(name: Name, read: (trait: Traits[Name]) => string): string {
+  const { model } = useBench();
+  return useSyncExternalStore(useChanges(name), () => read(model.get(name)));
+}
+
+function useChanges(name: keyof Traits): (listener: () => void) => () => void {
+  const { model } = useBench();
   const [subscribe] = useState(() => (listener: () => void) => {
     model.on(`change:${name}`, listener);
     return () => model.off(`change:${name}`, listener);
   });
-  return useSyncExternalStore(subscribe, () => model.get(name));
+  return subscribe;
 }
 
 export function useTalk(): State {

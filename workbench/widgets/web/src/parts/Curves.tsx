@@ -1,14 +1,14 @@
 import { useRef, useState, type PointerEvent, type ReactNode } from "react";
 
-import type { Curves as CurvesTrait, FigureRow, Line } from "../contract";
+import type { Curves as CurvesTrait, Line } from "../contract";
 import { amount } from "../format";
-import { useBench, useTrait, useWidth } from "../hooks";
+import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
 import { Choice } from "./Choice";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
-import { toneOf } from "./tones";
+import { schedulesOf, toneOf } from "./tones";
 
 const POINTS = 5; // of a sweep, under each schedule
 const HEIGHT = 250;
@@ -49,7 +49,7 @@ function Over({ curves }: { curves: CurvesTrait }): ReactNode {
 
 function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   const { x, y, at, lines } = curves;
-  const { rows } = useTrait("figures");
+  const schedules = useOf("figures", schedulesOf);
   const place = useRef<HTMLDivElement>(null);
   const width = useWidth(place);
   const [near, setNear] = useState<number | null>(null); // x of the point under the pointer
@@ -94,7 +94,7 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
           </text>
           {shown !== null && <line className="wb-at" x1={xs.at(shown)} x2={xs.at(shown)} y1={EDGE.top} y2={HEIGHT - EDGE.bottom} />}
           {lines.map((line) => (
-            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, rows, line)} xs={xs} ys={ys} at={shown} />
+            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, schedules, line)} xs={xs} ys={ys} at={shown} />
           ))}
         </svg>
       )}
@@ -102,9 +102,9 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   );
 }
 
-function classesOf(curves: CurvesTrait, rows: FigureRow[], line: Line): string {
+function classesOf(curves: CurvesTrait, schedules: string, line: Line): string {
   const chosen = curves.chosen ?? curves.lines.find((each) => each.kind === "simulated")?.name;
-  const classes = ["wb-line", `wb-line-${line.kind}`, toneOf(rows, line.name)];
+  const classes = ["wb-line", `wb-line-${line.kind}`, toneOf(schedules, line.name)];
   if (line.name === chosen) classes.push("wb-line-chosen");
   if (line.stale) classes.push("wb-line-stale");
   return classes.join(" ");
@@ -129,7 +129,7 @@ function keyOf(line: Line): string {
 }
 
 function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null; words: string }): ReactNode {
-  const { rows } = useTrait("figures");
+  const schedules = useOf("figures", schedulesOf);
   const fresh = curves.lines.filter((line) => !line.stale);
   return (
     <ul className="wb-legend">
@@ -137,7 +137,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
           <li key={keyOf(line)}>
-            <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, rows, line)}>
+            <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, schedules, line)}>
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>

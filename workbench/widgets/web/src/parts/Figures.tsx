@@ -7,7 +7,7 @@ import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
 import { mainRow } from "./rows";
-import { toneOf } from "./tones";
+import { schedulesOf, toneOf } from "./tones";
 
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
@@ -28,6 +28,7 @@ export function Figures(): ReactNode {
   const shown = broken ? [] : rows.filter((row) => !refused.includes(row) && (!row.why || row.why !== problem));
   const columns = COLUMNS.filter(([name]) => rows.some((row) => row[name]));
   const main = mainRow(rows);
+  const schedules = schedulesOf({ rows });
   return (
     <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
@@ -51,7 +52,7 @@ export function Figures(): ReactNode {
               </tr>
             </thead>
             {shown.map((row) => (
-              <Row key={`${row.name} ${row.source}`} row={row} columns={columns} tone={toneOf(rows, row.name)} />
+              <Row key={`${row.name} ${row.source}`} row={row} columns={columns} tone={toneOf(schedules, row.name)} />
             ))}
           </table>
         </div>

@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
 import type { Device, Mend, PaletteEntry, Settings } from "../contract";
-import { useBench, useTalk, useTrait, useWidth } from "../hooks";
+import { useBench, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import * as act from "./actions";
@@ -23,9 +23,6 @@ const END: Slot = { fork: null, arm: 0, before: null };
 export function Wiring(): ReactNode {
   const { model, talk, announce } = useBench();
   const { wiring, waiting } = useTalk();
-  const code = useTrait("code");
-  const settings = useTrait("settings");
-  const figures = useTrait("figures");
   const [asked, setShown] = useState(0);
   const [focused, setFocused] = useState<string | null>(null);
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
@@ -41,10 +38,9 @@ export function Wiring(): ReactNode {
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
   const chosen = focused !== null && keys.includes(focused) ? focused : null;
   const active = chosen ?? keys[0] ?? null;
-  const ledger = useRef(figures.ledger); // the last one, where the wiring that is shown has none
-  if (figures.ledger.length > 0) ledger.current = figures.ledger;
-  const capacity = (names: RegExp): string => ledger.current.find((row) => names.test(row.name))?.capacity ?? "";
-  const [gpu, cpu, link] = [capacity(/^gpu/i), capacity(/^(cpu|host|main|dram)/i), linkSpeed(settings)];
+  const gpu = useCapacity(/^gpu/i);
+  const cpu = useCapacity(/^host/i);
+  const link = useOf("settings", linkSpeed);
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
@@ -166,6 +162,7 @@ export function Wiring(): ReactNode {
   const keep = async (kind: Kind): Promise<void> => {
     const told = await kept(model, talk);
     try {
+      const [code, settings, figures] = [model.get("code"), model.get("settings"), model.get("figures")];
       await save(kind, place.current!, { wiring, code, settings, figures, kept: told });
       announce(`The picture is saved as pipeline.${kind}${told ? "" : ", without its scenario"}.`);
     } catch (error) {
@@ -242,6 +239,14 @@ export function Wiring(): ReactNode {
       </p>
     </Panel>
   );
+}
+
+// The size of a memory; the last one, where the wiring that is shown has none.
+function useCapacity(names: RegExp): string {
+  const last = useRef("");
+  const now = useOf("figures", ({ ledger }) => ledger.find((row) => names.test(row.name))?.capacity ?? "");
+  if (now) last.current = now;
+  return last.current;
 }
 
 function linkSpeed({ groups }: Settings): string {
