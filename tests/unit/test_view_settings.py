@@ -11,7 +11,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
-from workbench.widgets.state.controls import KV_CAPACITY, LINK, SLIDERS, Controls
+from workbench.widgets.state.controls import KV_CAPACITY, LINK, MICRO_BATCHES, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
 from workbench.widgets.state.offered import (
     machines_offered,
@@ -151,11 +151,14 @@ def test_sliders_show_the_value_that_they_begin_with():
 
 def test_a_slider_that_means_nothing_is_not_shown():
     names = [each["name"] for group in shown(of(server())) for each in group["controls"]]
-    assert "micro_batches" not in names  # VSLPipe has none
     assert "kv_on_gpu" not in names  # no fetch(kv)
     assert "weights_on_gpu" in names
-    with_parts = [each["name"] for group in shown(of(server(), CGOPipe())) for each in group["controls"]]
-    assert "micro_batches" in with_parts
+
+
+def test_the_slider_of_micro_batches_stays_where_it_is():
+    assert MICRO_BATCHES.plain(of(server()))["steps"] == ["–"]
+    assert MICRO_BATCHES.plain(of(server()))["note"] == "VSLPipe has none"
+    assert len(MICRO_BATCHES.plain(of(server(), CGOPipe()))["steps"]) > 2
 
 
 def shown(settings):

@@ -187,7 +187,10 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
         without = bare(spliced(pipeline.chain, alike, 1, ()))
         yield Mend(f"Remove the second {_op(pipeline, alike)}", Pipeline(without, pipeline.fetches))
         return
-    yield from _in_order(pipeline)
+    in_order = list(_in_order(pipeline))
+    if in_order:
+        yield from in_order
+        return
     keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
@@ -218,9 +221,11 @@ def _in_order(pipeline: Pipeline) -> Iterator[Mend]:
     if double is not None:
         second = "the second " if double.stage.op == double.other.op else ""
         yield Mend(f"Remove {second}{double.stage.op}", removed(pipeline, double.path))
+        yield Mend(f"Remove {'the first ' if second else ''}{double.other.op}", removed(pipeline, double.other_path))
     elif early is not None:
         moved = shifted(pipeline, early.path, (early.other_path[0] + 1,))
         yield Mend(f"Move {early.stage.op} behind {early.other.op}", moved)
+        yield Mend(f"Remove {early.stage.op}", removed(pipeline, early.path))
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:

@@ -344,6 +344,17 @@ def _or_none(thing: object, field: str) -> float:
     return _NO_LIMIT if value is None else float(value)
 
 
+class MicroBatches(Slider):
+    """The slider over micro-batches, which stays where it is under a schedule that has none."""
+
+    def plain(self, settings: Settings, _: object = None) -> Plain | None:
+        """See `Slider.plain`."""
+        if self.steps(settings):
+            return super().plain(settings)
+        note = f"{settings.schedule.name} has none"
+        return {"name": self.name, "label": self.label, "kind": "slider", "at": 0, "steps": ["–"], "note": note}
+
+
 def _parts(settings: Settings) -> Sequence[Step]:
     if not _has(settings.schedule, "micro_batches"):
         return []
@@ -410,7 +421,7 @@ MAX_RUNNING = Slider(
 TOKEN_BUDGET = Slider(
     "token_budget", "Token budget", _budgets, lambda now: _or_none(now.scheduler, "token_budget"), _set_budget
 )
-MICRO_BATCHES = Slider(
+MICRO_BATCHES = MicroBatches(
     "micro_batches", "Micro-batches", _parts, lambda now: getattr(now.schedule, "micro_batches", 1), _set_parts
 )
 WEIGHTS_ON_GPU = Slider(

@@ -210,7 +210,7 @@ class Drawing:
         for variant, other in self._pinned():
             lanes = self._predictions.lanes(other) if other != settings else None
             if isinstance(lanes, Timeline):
-                titled.append((f"pinned {variant}: {other.schedule.name}, a typical iteration", lanes))
+                titled.append((f"pinned {variant}", lanes))
         self._publish("lanes", tracks(titled))
 
     # ------------------------------------------------------------------------------------------------------- curves
@@ -233,7 +233,8 @@ class Drawing:
                     points.of.setdefault("bound", []).append((where, bound.gen_tok_s))
                 for schedule in drawn:
                     under = at if schedule == settings.schedule else _under(axis, at, schedule)
-                    self._add_point(points, schedule.name, under, where, overtaken)
+                    if under is not None:
+                        self._add_point(points, schedule.name, under, where, overtaken)
                 if overtaken():
                     return
                 if most == 1:
@@ -245,9 +246,9 @@ class Drawing:
         self._shown = self._show_curves(axis, settings, points, busy=False)
 
     def _add_point(self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool]) -> None:
-        """Add the simulation at some settings to the curve of a name."""
+        """Add the simulation at some settings to the curve of a name, unless it is of too few requests."""
         found = self._predictions.simulation(at, at.schedule, soon=True, until=overtaken)
-        if isinstance(found, Refused):
+        if isinstance(found, Refused) or self._predictions.is_small(found, at):
             return
         if _sample(found, at.requests):
             points.sampled.add(name)
@@ -309,13 +310,19 @@ class _Points(NamedTuple):
         return "sample" if name in self.sampled else "simulated"
 
 
-def _under(axis: Slider, at: Settings, schedule: Schedule) -> Settings:
-    """Settings under another schedule, which takes their value on the axis if that is one of its options."""
+def _under(axis: Slider, at: Settings, schedule: Schedule) -> Settings | None:
+    """Settings under another schedule, which takes their value on the axis if that is one of its options.
+
+    None if it has the option and not this value.
+    """
     under = at.on(schedule=schedule)
     value = axis.read(at)
-    if axis.read(under) == value or not axis.steps(under):
+    if axis.read(under) == value:
         return under
-    return axis.write(under, value)
+    values = [step.value for step in axis.steps(under)]
+    if not values:
+        return under
+    return axis.write(under, value) if value in values else None
 
 
 def drawn_at(axis: Slider, settings: Settings) -> float:

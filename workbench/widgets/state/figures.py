@@ -88,8 +88,10 @@ def _memory(name: str, account: Account) -> Plain:
 
 
 def priced(prices: ShadowPrices) -> list[Plain]:
-    """The gains from twice as much of each resource."""
-    return [{"what": what, "gain": gain, "then": then} for what, gain, then in prices.rows()]
+    """The gains from twice as much of each resource, the largest first."""
+    gains = zip(prices.prices, prices.rows(), strict=True)
+    ranked = sorted(gains, key=lambda each: -each[0].gain)
+    return [{"what": what, "gain": gain, "then": then} for _, (what, gain, then) in ranked]
 
 
 def line(name: str, kind: str, points: Sequence[tuple[float, float]]) -> Plain:

@@ -128,6 +128,14 @@ class Predictions:
         whole = self.bound(settings)
         return found.gen_tok_s if isinstance(whole, Refused) else min(found.gen_tok_s, whole.gen_tok_s)
 
+    def is_small(self, found: Result, settings: Settings) -> bool:
+        """True if a simulation is of a sample of fewer requests than fill the cache once, whose rate says little."""
+        scenario = self.scenario(settings)
+        requests = int(found.facts["requests"])
+        if requests == settings.requests or isinstance(scenario, Refused):
+            return False
+        return requests < settings.requests * settings.output_len / _least_iterations(scenario)
+
     def forget(self) -> None:
         """Drop everything that is kept."""
         for kept in (self._scenario, self._refusals, self._bounds, self._ledgers, self._lanes):
@@ -212,10 +220,10 @@ class Predictions:
         return found
 
     def _is_quick(self, settings: Settings) -> bool:
-        """True if all requests are known to be simulated as soon as a slider asks for."""
+        """True if all requests are known to be simulated in so little time that four more simulations may follow."""
         pace = self._paces.get(_wired(settings))
         scenario = self.scenario(settings)
-        return pace is not None and isinstance(scenario, Scenario) and pace * _least_iterations(scenario) < SOON
+        return pace is not None and isinstance(scenario, Scenario) and pace * _least_iterations(scenario) < PATIENT / 5
 
     def costs(self, settings: Settings) -> Costs | Refused:
         """The costs of stages and transfers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from workbench.widgets.state.settings import Settings
 PERIOD = 1 / 8  # seconds between two updates
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
-IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": ""}
+IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": "", "stale": False}
 
 
 class Planned(NamedTuple):
@@ -76,6 +77,8 @@ class Runs:
         self._stopped = threading.Event()
         self._why = ""
         self._here = ""
+        self._now: Settings | None = None
+        self._ran: Settings | None = None
         self._samples: list[Any] = []
         self._last = dict(IDLE)
 
@@ -84,11 +87,12 @@ class Runs:
         """True while runs are going on."""
         return self._busy
 
-    def allow(self, why: str, here: str = "") -> None:
-        """Set the reason why the present settings cannot run, and the words of a button that makes them run here.
+    def allow(self, settings: Settings, why: str, here: str = "") -> None:
+        """Set the present settings, the reason why they cannot run, and the words of a button that makes them run here.
 
-        An empty reason allows them.
+        An empty reason allows them. What was measured at other settings is shown as such.
         """
+        self._now = settings
         self._why = why
         self._here = here
         if not self.busy:
@@ -101,7 +105,7 @@ class Runs:
                 return
             self._stopped.clear()
             self._busy = True
-            self._publish(self._last)
+            self._publish({**IDLE, "state": "loading"})
             thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
             thread.start()
 
@@ -138,14 +142,17 @@ class Runs:
             simulated = self._simulated(settings)
             self._quiet()
             if self._stopped.is_set():
+                if number == 0:
+                    self._last = {**self._last, "state": "stopped", "text": "before the run began"}
                 return
+            self._ran = settings
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
             try:
                 self._run = start(settings.live(), settings.schedule)
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
                 self._watch(self._run, of, simulated)
-                if self._run.state is not RunState.FAILED:
+                if self._run.progress.iterations and self._run.state is not RunState.FAILED:
                     self._ended(settings, self._run.wait())
             except WorkbenchError as error:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{error}"})
@@ -155,6 +162,7 @@ class Runs:
 
     def _watch(self, run: LiveRun, of: str, simulated: float) -> None:
         monitor = Monitor()
+        begin = time.perf_counter()
         self._samples = []
         self._sample([], True)
         seconds = 0.0
@@ -170,21 +178,25 @@ class Runs:
                 sample = [seconds, values, texts, notes]
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
-            self._publish(_told(run, progress, of, simulated))
+            self._publish(_told(run, progress, of, simulated, time.perf_counter() - begin))
 
     def _publish(self, told: Plain) -> None:
         self._last = told
         can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
         held = HELD if self.busy else ""
-        self._show({**told, "can": can, "why": self._why, "here": self._here, "held": held, "channels": channels})
+        stale = not self.busy and self._ran is not None and self._ran != self._now
+        now = {"can": can, "why": self._why, "here": self._here, "held": held, "stale": stale}
+        self._show({**told, **now, "channels": channels})
 
 
-def _told(run: LiveRun, progress: Progress, of: str, simulated: float) -> Plain:
-    """The state of a run for the browser."""
+def _told(run: LiveRun, progress: Progress, of: str, simulated: float, elapsed: float) -> Plain:
+    """The state of a run for the browser, which began some seconds ago."""
     state = run.state
-    time = format_seconds(progress.seconds) if progress.seconds else "0 s"
-    text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {time}, iteration {progress.iterations:,}"
+    taken = format_seconds(progress.seconds) if progress.seconds else "0 s"
+    text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {taken}, iteration {progress.iterations:,}"
+    if not progress.iterations:
+        text = f"{of}no iteration has ended after {elapsed:.0f} s; the first one has the most prompts"
     if progress.emitted and not math.isnan(simulated):
         text += f": {digits(progress.emitted / progress.seconds)} tokens/s, {digits(simulated)} simulated"
     if state is RunState.FAILED and run.error is not None:

@@ -35,8 +35,10 @@ _STEPS = 200
 _RUNS = 64
 """Measured runs that are kept."""
 _PATIENCE = 60.0  # seconds that a run waits at most until the drawing has stopped
-_BRIEF = 60.0
+_BRIEF = 30.0
 """Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
+_FEW = 1000
+"""Most requests of such a run, so that its first iteration, with all prompts that fit, is over soon."""
 
 
 class _Moment(NamedTuple):
@@ -160,6 +162,7 @@ class Studio:
             away = why_not_live(now)
             here = runnable(now, self.controls.models) if away and fault is None else None
             self.runs.allow(
+                now,
                 fault[1].text if fault is not None else away or self._why_not(),
                 f"Use {here.name} on this computer" if here is not None else "",
             )
@@ -311,18 +314,18 @@ class Studio:
         self.runs.begin(lambda: [Planned(now, now.schedule.name)])
 
     def _on_here(self, _: Message) -> None:
-        """Go to this computer, a model that it has and a run that takes a minute at most."""
+        """Go to this computer, a model that it has and a run that is over soon."""
         now = self.settings
         model = runnable(now, self.controls.models)
         if model is None:
             return
         found = on_this_computer(now if model == now.model else self.controls["model"].write(now, model))
         if found is None:
-            self.runs.allow(f"{model.name} does not fit this computer in this wiring; choose another model.")
+            self.runs.allow(now, f"{model.name} does not fit this computer in this wiring; choose another model.")
             return
         rate = self.predictions.rate(found, found.schedule, soon=True)
         few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
-        self._change(found.on(requests=min(found.requests, max(1, few))))
+        self._change(found.on(requests=min(found.requests, _FEW, max(1, few))))
 
     def _simulated(self, settings: Settings) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""

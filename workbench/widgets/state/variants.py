@@ -59,8 +59,8 @@ class Variants:
         return next((each.settings for each in self._pinned if each.number == number), None)
 
     def named(self) -> list[tuple[str, Settings]]:
-        """Name and settings of all variants."""
-        return [(_name(each), each.settings) for each in self._pinned]
+        """All variants by name and what sets them apart, and their settings."""
+        return [(f"{_name(each)}: {self._about(each.settings)}", each.settings) for each in self._pinned]
 
     def plain(self) -> list[Plain]:
         """All variants for the browser, each with the figures in which it is the best."""

@@ -223,6 +223,7 @@ export interface Live {
   text: string;
   share: number;
   here?: string; // words of a button that makes the settings run on this computer
+  stale?: boolean; // the run was at other settings
   held?: string; // why settings and wiring stay as they are
   channels: Channel[];
 }

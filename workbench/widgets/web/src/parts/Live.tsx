@@ -18,39 +18,39 @@ export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
 
 // Runs the pipeline on this computer, and what it does meanwhile.
 export function Live(): ReactNode {
-  const { state, can, why, here, text, share, channels } = useTrait("live");
+  const { state, can, why, here, stale, text, share, channels } = useTrait("live");
   const send = useSend();
   const broken = useBroken();
   const active = ACTIVE.includes(state);
+  const shorten = "Also shortens the requests, and makes them fewer, until a run is over soon";
   const buttons = (
     <div className="wb-toolbar">
-      {active ? (
-        <>
-          <button type="button" className="wb-button" disabled={state === "loading"} onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}>
-            {state === "paused" ? "Resume" : "Pause"}
-          </button>
-          <button type="button" className="wb-button" onClick={() => send({ do: "stop" })}>
-            Stop
-          </button>
-        </>
-      ) : (
-        <>
-          {!broken && here && (
-            <button type="button" className="wb-button" title="Also shortens the requests, and makes them fewer, until a run takes a minute" onClick={() => send({ do: "here" })}>
-              {here}
-            </button>
-          )}
-          <button type="button" className="wb-button wb-button-strong" disabled={!can} onClick={() => send({ do: "start" })}>
-            {state === "none" ? "Start" : "Start again"}
-          </button>
-        </>
+      {!active && !broken && here && (
+        <button type="button" className="wb-button" title={shorten} onClick={() => send({ do: "here" })}>
+          {here}
+        </button>
       )}
+      <button type="button" className="wb-button wb-button-strong" disabled={active || !can} onClick={() => send({ do: "start" })}>
+        {state === "none" ? "Start" : "Start again"}
+      </button>
+      <button
+        type="button"
+        className="wb-button"
+        disabled={!active || state === "loading"}
+        onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}
+      >
+        {state === "paused" ? "Resume" : "Pause"}
+      </button>
+      <button type="button" className="wb-button" disabled={!active} onClick={() => send({ do: "stop" })}>
+        Stop
+      </button>
     </div>
   );
   return (
     <Panel title="Live run" name="live" beside={buttons}>
       <p className="wb-live-status">
         <b className={`wb-live-${state}`}>{WORDS[state]}</b>
+        {stale && <span>at other settings:</span>}
         {text && <span>{text}</span>}
         {!active && !can && why && <span className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</span>}
       </p>
@@ -59,7 +59,11 @@ export function Live(): ReactNode {
           <i style={{ width: `${100 * Math.min(1, share)}%` }} />
         </div>
       )}
-      {state !== "none" && channels.length > 0 && <Strip key={channels.map((channel) => channel.label).join()} />}
+      {state !== "none" && channels.length > 0 && (
+        <div className={stale ? "wb-live-stale" : ""}>
+          <Strip key={channels.map((channel) => channel.label).join()} />
+        </div>
+      )}
     </Panel>
   );
 }

@@ -6,12 +6,13 @@ import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
+  rate: string; // output tokens/s
   onTravel: (where: "undo" | "redo") => void;
   onFit: () => void;
   onSave: (kind: Kind) => void;
 }
 
-export function Toolbar({ wiring, onTravel, onFit, onSave }: Props): ReactNode {
+export function Toolbar({ wiring, rate, onTravel, onFit, onSave }: Props): ReactNode {
   const send = useSend();
   const empty = wiring.ranges.every((range) => range.chain.length === 0);
   const saved: [string, () => void][] = [
@@ -21,6 +22,7 @@ export function Toolbar({ wiring, onTravel, onFit, onSave }: Props): ReactNode {
   ];
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
+      <span className="wb-sample">{rate && !wiring.fault && `${rate} output tokens/s`}</span>
       <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
         Undo
       </button>

@@ -4,6 +4,7 @@ import type { Device, Mend, PaletteEntry, Settings } from "../contract";
 import { useBench, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
+import { mainRow } from "../parts/rows";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
 import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
@@ -41,6 +42,7 @@ export function Wiring(): ReactNode {
   const gpu = useCapacity(/^gpu/i);
   const cpu = useCapacity(/^host/i);
   const link = useOf("settings", linkSpeed);
+  const rate = useOf("figures", ({ rows }) => mainRow(rows)?.gen_tok_s ?? "");
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
@@ -177,11 +179,13 @@ export function Wiring(): ReactNode {
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
+  const missing = empty ? [] : lacking(wiring.palette, [...inside]);
   return (
-    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <p className="wb-lead">
-        One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers
-        follow.
+        {missing.length > 0
+          ? `Not in this layer: ${missing.join(", ")}.`
+          : "One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow."}
       </p>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
       {wiring.fault && (!fault || (!picture.callout && !empty)) && (
@@ -239,6 +243,12 @@ export function Wiring(): ReactNode {
       </p>
     </Panel>
   );
+}
+
+// The built-in operations of which a layer has no card; shared experts follow the routed ones by themselves.
+function lacking(palette: PaletteEntry[], cards: string[]): string[] {
+  const has = (name: string): boolean => cards.some((card) => card.split(/[.[]/)[0] === name);
+  return palette.filter(({ own, name }) => !own && name !== "shared_experts" && !has(name)).map(({ label }) => label);
 }
 
 // The size of a memory; the last one, where the wiring that is shown has none.

@@ -14,6 +14,7 @@ const LINK = 92; // the strip between the lanes
 const GUTTER = 70; // names of the lanes
 const PORT = 30;
 const MARGIN = 6;
+const LABEL = 140; // most that the words of a transfer take
 export const CALLOUT = { width: 560, height: 122 };
 
 export interface Box {
@@ -212,6 +213,7 @@ class Wiring {
     private readonly anchors: Map<string, Anchor>,
     private readonly keys: Map<Place, string>,
     private readonly link: number,
+    private readonly right: number,
   ) {}
 
   walk(chain: Element[], ends: End[]): End[] {
@@ -251,7 +253,7 @@ class Wiring {
     const buses: [number, number] = adjacent || source.device === target.device ? [near[1], near[1]] : near;
     const says = move && !this.labelled.has(move);
     if (move) this.labelled.add(move);
-    const label = says ? { x: (buses[0] + buses[1]) / 2, y: this.link } : null;
+    const label = says ? { x: Math.min((buses[0] + buses[1]) / 2, this.right - LABEL / 2), y: this.link } : null;
     this.wires.push({ key: `${from} ${to}${move ? " moved" : ""}`, from, to, kind, buses, link: this.link, move, label });
   }
 }
@@ -313,7 +315,7 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   for (const port of ports) anchors.set(port.key, { left: port.x, right: port.x, y: port.y, device: port.device });
 
   const labels = linkTop + LINK - 32;
-  const wiring = new Wiring(anchors, keysOf(chain), labels);
+  const wiring = new Wiring(anchors, keysOf(chain), labels, right);
   const [entry, exit] = ports;
   if (entry && exit) {
     const open = wiring.walk(chain, [{ key: entry.key, device: entry.device, moves: [], late: [] }]);
