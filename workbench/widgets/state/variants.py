@@ -60,7 +60,11 @@ class Variants:
 
     def named(self) -> list[tuple[str, Settings]]:
         """All variants by name and what sets them apart, and their settings."""
-        return [(f"{_name(each)}: {self._about(each.settings)}", each.settings) for each in self._pinned]
+        found = list[tuple[str, Settings]]()
+        for each in self._pinned:
+            apart = self._apart(each.settings) or [each.settings.schedule.name]
+            found.append((f"{_name(each)}: {', '.join(apart)}", each.settings))
+        return found
 
     def plain(self) -> list[Plain]:
         """All variants for the browser, each with the figures in which it is the best."""
@@ -80,11 +84,13 @@ class Variants:
 
     def _about(self, settings: Settings) -> str:
         """In what these settings differ from others that are pinned; of a single one, or one that looks alike, all."""
-        mine = _told(settings)
+        return ", ".join(self._apart(settings) or _told(settings))
+
+    def _apart(self, settings: Settings) -> list[str]:
+        """The choices of these settings that not all that are pinned have."""
         others = [_told(each.settings) for each in self._pinned]
-        choices = zip(mine, *others, strict=True)
-        apart = [own for own, *theirs in choices if set(theirs) - {own}]
-        return ", ".join(apart or mine)
+        choices = zip(_told(settings), *others, strict=True)
+        return [own for own, *theirs in choices if set(theirs) - {own}]
 
     def _figures(self, settings: Settings) -> dict[str, _Figure]:
         """The figures of a simulation, and what it needs of both memories."""
