@@ -5,10 +5,10 @@ import { Panel } from "./Panel";
 
 // What limits the chosen pipeline in words, and what twice of each part would give.
 export function Explain(): ReactNode {
-  const { explain, prices, prices_of: of } = useTrait("figures");
+  const { explain, prices, prices_of: of, problem } = useTrait("figures");
   return (
     <Panel title="Why" name="explain">
-      {explain.length === 0 && prices.length === 0 && <p className="wb-note">There is nothing to explain yet.</p>}
+      {explain.length === 0 && prices.length === 0 && <p className="wb-note">{problem ? `There are no figures: ${problem}` : "There is nothing to explain yet."}</p>}
       <ul className="wb-sentences">
         {explain.map((sentence) => (
           <li key={sentence}>{sentence}</li>

@@ -6,7 +6,7 @@ import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
-  rate: string; // output tokens/s
+  rate: string; // throughput in words
   onTravel: (where: "undo" | "redo") => void;
   onFit: () => void;
   onSave: (kind: Kind) => void;
@@ -22,7 +22,7 @@ export function Toolbar({ wiring, rate, onTravel, onFit, onSave }: Props): React
   ];
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
-      <span className="wb-sample">{rate && !wiring.fault && `${rate} output tokens/s`}</span>
+      <span className="wb-sample">{!wiring.fault && rate}</span>
       <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
         Undo
       </button>

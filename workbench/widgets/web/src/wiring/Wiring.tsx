@@ -42,7 +42,10 @@ export function Wiring(): ReactNode {
   const gpu = useCapacity(/^gpu/i);
   const cpu = useCapacity(/^host/i);
   const link = useOf("settings", linkSpeed);
-  const rate = useOf("figures", ({ rows }) => mainRow(rows)?.gen_tok_s ?? "");
+  const rate = useOf("figures", ({ rows, problem }) => {
+    const known = mainRow(rows)?.gen_tok_s;
+    return known ? `${known} output tokens/s` : problem && "no figures; Figures tells why";
+  });
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
