@@ -72,6 +72,9 @@ export function Code(): ReactNode {
           />
         </div>
       </div>
+      <p className="wb-note">
+        In Python, <code>.pipeline</code>, <code>.scenario</code> and <code>.schedule</code> of this view are what stands here.
+      </p>
       {code.error && (
         <p className="wb-wrong" role="alert">
           {code.line > 0 && <b>Line {code.line}. </b>}
