@@ -210,7 +210,7 @@ def live(opened: Session) -> Iterator[Board]:
         opened.run_cell("live = Builder")
     board.can_start.wait_for()
     yield board
-    if board.button("Stop").count():
+    if board.button("Stop").is_enabled():
         board.button("Stop").click()
         board.until(lambda: board.status().startswith("Stopped"))
 

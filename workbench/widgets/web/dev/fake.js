@@ -256,7 +256,7 @@ export class FakeModel {
     this.past = [];
     this.future = [];
     this.ranges = (SCENES[scene] ?? SCENES.vslpipe)();
-    const parts = ["wiring", "code", "settings", "figures", "curves", "explain", "live", "lanes", "variants"];
+    const parts = ["wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants"];
     this.state = { parts, settings: clone(SETTINGS), figures: clone(FIGURES), curves: clone(CURVES), lanes: lanesOf(), variants: clone(VARIANTS), live: clone(NONE), answered: 0 };
     if (scene === "empty") Object.assign(this.state, { figures: { ...clone(FIGURES), rows: [], explain: [], prices: [], ledger: [] }, variants: [], lanes: { tracks: [], labels: {}, colours: {} }, curves: { ...clone(CURVES), lines: [], at: null } });
     if (scene === "over") this.state.figures.problem = "The KV cache of 70 GB and the weights need 281 GB of CPU memory; the machine has 265 GB.";
