@@ -21,6 +21,7 @@ from workbench.pipeline.elements import (
     Fork,
     Path,
     located,
+    located_stages,
     misplaced,
     repeated,
     spelled,
@@ -343,7 +344,7 @@ def _start(where: frozenset[Place], writer: Stage | None) -> Walk:
 
 
 def _check_kv(pipeline: Pipeline) -> None:
-    stages = [(path, stage) for path, stage in located(pipeline.chain) if isinstance(stage, Stage)]
+    stages = located_stages(pipeline.chain)
     keepers = [(path, stage) for path, stage in stages if stage.op.keeps_kv]
     if len(keepers) != 1:
         raise PipelineError(

@@ -42,9 +42,14 @@ def located(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path,
                 yield from located(arm, (*path, index, number))
 
 
+def located_stages(chain: tuple[Element, ...]) -> list[tuple[Path, Stage]]:
+    """All stages of a chain with their paths, in order; the arms of a fork follow one another."""
+    return [(path, element) for path, element in located(chain) if isinstance(element, Stage)]
+
+
 def stages_of(chain: tuple[Element, ...]) -> Iterator[Stage]:
     """All stages of a chain in order; the arms of a fork follow one another."""
-    return (element for _, element in located(chain) if isinstance(element, Stage))
+    return (stage for _, stage in located_stages(chain))
 
 
 class Pair(NamedTuple):
@@ -61,7 +66,7 @@ def repeated(chain: tuple[Element, ...]) -> Pair | None:
 
     Of two, it is the one with fewer rows, or else the second.
     """
-    for (path, stage), (later, other) in combinations(_stages(chain), 2):
+    for (path, stage), (later, other) in combinations(located_stages(chain), 2):
         if repeats(stage.op, other.op):
             fewer = len(stage.op.rows.classes) < len(other.op.rows.classes)
             return Pair(path, stage, later, other) if fewer else Pair(later, other, path, stage)
@@ -70,16 +75,12 @@ def repeated(chain: tuple[Element, ...]) -> Pair | None:
 
 def misplaced(chain: tuple[Element, ...]) -> Pair | None:
     """The first built-in operation that stands too early, and the last one that belongs before it; None for neither."""
-    stages = _stages(chain)
+    stages = located_stages(chain)
     for number, (path, stage) in enumerate(stages):
         late = [each for each in stages[number + 1 :] if comes_before(each[1].op, stage.op)]
         if late:
             return Pair(path, stage, *late[-1])
     return None
-
-
-def _stages(chain: tuple[Element, ...]) -> list[tuple[Path, Stage]]:
-    return [(path, element) for path, element in located(chain) if isinstance(element, Stage)]
 
 
 def element_at(chain: tuple[Element, ...], path: Path) -> Element:

@@ -17,6 +17,7 @@ from workbench.pipeline.elements import (
     bracketed,
     element_at,
     located,
+    located_stages,
     misplaced,
     repeated,
     spliced,
@@ -191,7 +192,7 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
     if in_order:
         yield from in_order
         return
-    keepers = [path for path, stage in _stages(pipeline) if stage.op.keeps_kv]
+    keepers = [path for path, stage in located_stages(pipeline.chain) if stage.op.keeps_kv]
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
         yield Mend("Place a whole layer on the GPU", _WHOLE)
@@ -261,12 +262,12 @@ def _transfer_label(element: Element) -> str:
 
 def _written_before(pipeline: Pipeline, path: Path, lacking: list[BufferRows], known: tuple[Op, ...]) -> Iterator[Mend]:
     """Edits that let a stage's reads be written before it: by a stage that stands behind it, or by one more."""
-    reader = dict(_stages(pipeline))[path]
+    reader = dict(located_stages(pipeline.chain))[path]
     missing = {rows for rows in lacking if rows[0] == lacking[0][0]}
     can_be = _writable(pipeline, known)
     later = [
         (place, stage)
-        for place, stage in _stages(pipeline)
+        for place, stage in located_stages(pipeline.chain)
         if place > path and missing.intersection(written(stage)) and can_be.issuperset(stage.op.needs)
     ]
     for place, stage in later:
@@ -326,7 +327,7 @@ def _with_one_keeper(pipeline: Pipeline, keepers: list[Path]) -> Iterator[Mend]:
 def _without_fetch(pipeline: Pipeline, item: Streamed) -> Iterator[Mend]:
     """Without something that is fetched in vain, or with what would read it on the GPU."""
     yield Mend(f"Remove fetch({item.name})", fetched(pipeline, item, False))
-    for path, stage in _stages(pipeline):
+    for path, stage in located_stages(pipeline.chain):
         there = placed(pipeline, path, Place.GPU)
         if stage.device is Place.CPU and _is_of_use(there, item):
             yield Mend(f"Place {stage.op} on the GPU", there)
@@ -335,7 +336,7 @@ def _without_fetch(pipeline: Pipeline, item: Streamed) -> Iterator[Mend]:
 def _with_fewer_transfers(pipeline: Pipeline) -> Iterator[Mend]:
     """With one stage on the other device, where that saves a transfer."""
     count = _transfers(pipeline)
-    for path, stage in _stages(pipeline):
+    for path, stage in located_stages(pipeline.chain):
         there = placed(pipeline, path, stage.device.other)
         if _transfers(there) < count:
             yield Mend(f"Place {stage.op} on the {_said(stage.device.other)}", there)
@@ -352,9 +353,9 @@ def _completed(pipeline: Pipeline) -> Iterator[Mend]:
 def _one_more(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
     """With an operation more, before those that stand behind it in a layer; on the device of its neighbours first."""
     behind = set(_ORDER[_ORDER.index(op.name) + 1 :])
-    places = [path[0] for path, stage in _stages(pipeline) if stage.op.plain.name in behind]
+    places = [path[0] for path, stage in located_stages(pipeline.chain) if stage.op.plain.name in behind]
     at = min(places, default=len(pipeline.chain))
-    beside = [stage.device for path, stage in _stages(pipeline) if path[0] >= at - 1]
+    beside = [stage.device for path, stage in located_stages(pipeline.chain) if path[0] >= at - 1]
     device = beside[0] if beside else Place.GPU
     for each in (device, device.other):
         yield Mend(f"Add {op} on the {_said(each)}", added(pipeline, op, each, (at,)))
@@ -372,12 +373,8 @@ def _transfers(pipeline: Pipeline) -> int:
     return sum(isinstance(element, Move) for _, element in located(pipeline.chain))
 
 
-def _stages(pipeline: Pipeline) -> list[tuple[Path, Stage]]:
-    return [(path, element) for path, element in located(pipeline.chain) if isinstance(element, Stage)]
-
-
 def _op(pipeline: Pipeline, path: Path) -> Op:
-    return dict(_stages(pipeline))[path].op
+    return dict(located_stages(pipeline.chain))[path].op
 
 
 def _said(device: Place) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spliced, stages_of
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, located_stages, spliced, stages_of
 from workbench.pipeline.walk import Author, Walk, reads_there
 from workbench.stages import Move, Place, RowClass, Stage
 
@@ -160,7 +160,7 @@ def _filled(chain: tuple[Element, ...], before: _Slot) -> tuple[Element, ...]:
         absent = first.absent or again.absent
         if absent:
             missing = absent[0]
-            reader = [path for path, each in located(chain) if isinstance(each, Stage)].index(missing.path)
+            reader = [path for path, _ in located_stages(chain)].index(missing.path)
             lacking = reader, tuple(rows for rows, _ in missing.rows)
             if lacking == last:
                 break  # the transfer that was put in for it does not reach it, and another would not either

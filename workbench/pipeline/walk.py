@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
-from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, stages_of
 from workbench.stages import Move, Place, Stage
 
 
@@ -90,7 +90,7 @@ class Walk:
         """Refuse arms of which one writes what another one writes or reads: they run side by side."""
         uses = []
         for arm in fork.arms:
-            stages = [element for _, element in located(arm) if isinstance(element, Stage)]
+            stages = list(stages_of(arm))
             writes = {rows: stage for stage in stages for rows in written(stage)}
             reads = {rows: stage for stage in stages for rows in stage.op.needs}
             uses.append((writes, reads))
