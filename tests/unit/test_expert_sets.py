@@ -296,14 +296,14 @@ PARTITIONS = {
     "a set beside all": (gpu(experts[:3], experts), "one expert is in two of them"),
     "only prefills": (gpu(experts.prefill), r"gpu\(combine\) reads routed of decode rows, which no earlier stage"),
     "only decodes": (gpu(experts.decode), r"gpu\(combine\) reads routed of prefill rows, which no earlier stage"),
-    "prefills twice": (gpu(experts.prefill, experts), "the prefill rows of layer 0 .* one expert is in two"),
+    "prefills twice": (gpu(experts.prefill, experts), r"gpu\(experts\.prefill\) computes again what gpu\(experts\)"),
     "the rest of one class": (
         gpu(experts[HOT].prefill, experts[~HOT]),
         r"gpu\(combine\) reads routed\[hot\] of decode rows, which no earlier stage",
     ),
     "decodes of a set twice": (
         gpu(experts[HOT].prefill, experts[~HOT], experts[HOT].decode, experts[~HOT].decode),
-        "the decode rows of layer 0 .* one expert is in two",
+        r"gpu\(experts\[~hot\]\.decode\) computes again what gpu\(experts\[~hot\]\) computes",
     ),
     "wrong in a later layer": (
         gpu(experts[ExpertSet("a", ((0,), (0,), (1,), (0,)))], experts[ExpertSet("b", ((1, 2, 3),))]),

@@ -17,7 +17,7 @@ from workbench.core.errors import ScenarioError
 from workbench.perfmodels import bound
 
 _FINALISTS = 3
-_CLEARLY = 1.01
+CLEARLY = 1.01
 """Ratio to the best named system from which on something else is the answer: less is within what a simulation errs."""
 _OTHERS = 4
 """Choices that are handed over beside the best."""
@@ -82,7 +82,7 @@ class Decision:
         """The trials with the best named system first, unless another one is clearly better."""
         named = {candidate for _, candidate in self._named}
         known = next((trial for trial in ranked if trial.candidate in named), None)
-        if known is None or self._objective.ratio(ranked[0].score, known.score) >= _CLEARLY:
+        if known is None or self._objective.ratio(ranked[0].score, known.score) >= CLEARLY:
             return ranked
         return [known, *(trial for trial in ranked if trial is not known)]
 
