@@ -439,8 +439,11 @@ def test_refusals_depend_on_no_memory():
     assert predictions.refused(settings.on(schedule=VSLPipe(), kv_tokens=1.0)) is None
 
 
-@pytest.mark.parametrize(("share", "kinds"), [(1 / 4, [("VSLPipe", "sample")]), (1e-4, [])])
-def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, kinds, monkeypatch):
+@pytest.mark.parametrize(
+    ("share", "small", "kinds"),
+    [(1 / 4, False, [("VSLPipe", "sample")]), (1e-4, False, []), (1e-4, True, [("VSLPipe", "sample")])],
+)
+def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, small, kinds, monkeypatch):
     monkeypatch.setattr(predicted, "FULL", predicted.SOON)
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
@@ -450,7 +453,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, ki
     predictions._paces[_wired(settings)] = pace
     drawing = Drawing(predictions, lambda _: [], list, list, lambda *_: None)
     points = _Points({}, set())
-    drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False)
+    drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
 
 

@@ -234,7 +234,7 @@ class Drawing:
                 for schedule in drawn:
                     under = at if schedule == settings.schedule else _under(axis, at, schedule)
                     if under is not None:
-                        self._add_point(points, schedule.name, under, where, overtaken)
+                        self._add_point(points, schedule.name, under, where, overtaken, small=at is settings)
                 if overtaken():
                     return
                 if most == 1:
@@ -245,10 +245,15 @@ class Drawing:
                     due = time.monotonic() + _PATIENCE
         self._shown = self._show_curves(axis, settings, points, busy=False)
 
-    def _add_point(self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool]) -> None:
-        """Add the simulation at some settings to the curve of a name, unless it is of too few requests."""
+    def _add_point(
+        self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool], *, small: bool
+    ) -> None:
+        """Add the simulation at some settings to the curve of a name; one of too few requests only if it may be `small`.
+
+        The table of figures has the one at the present settings in any case.
+        """
         found = self._predictions.simulation(at, at.schedule, soon=True, until=overtaken)
-        if isinstance(found, Refused) or self._predictions.is_small(found, at):
+        if isinstance(found, Refused) or (not small and self._predictions.is_small(found, at)):
             return
         if _sample(found, at.requests):
             points.sampled.add(name)
