@@ -248,7 +248,7 @@ class Drawing:
     def _add_point(
         self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool], *, small: bool
     ) -> None:
-        """Add the simulation at some settings to the curve of a name; one of too few requests only if it may be `small`.
+        """Add the simulation at some settings to the curve of a name; one of too few requests if it may be `small`.
 
         The table of figures has the one at the present settings in any case.
         """
