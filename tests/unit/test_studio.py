@@ -375,6 +375,17 @@ def test_a_sample_stands_for_all_requests_and_stays_below_the_bound(monkeypatch)
     assert rate <= predictions.bound(settings).gen_tok_s
 
 
+def test_the_same_question_has_the_same_sample_for_an_answer_until_the_whole_is_known():
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    predictions._paces[_wired(settings)] = 4 * predicted.SOON / predictions.bound(settings).iterations
+    soon = predictions.simulation(settings, VSLPipe(), soon=True)
+    assert int(soon.facts["requests"]) < 8_000
+    assert predictions.simulation(settings, VSLPipe(), soon=True) is soon
+    predictions._simulations[settings] = whole = replace(soon)
+    assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
+
+
 def test_a_row_of_a_sample_tells_no_times():
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()

@@ -67,6 +67,7 @@ class Predictions:
         self._refusals = lru_cache(maxsize=_KEPT)(self._refused)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = Recent[Settings, Result | Refused](_KEPT)
+        self._answers = Recent[tuple[Settings, bool], Result | Refused](_KEPT)
         self._paces = Recent[Hashable, float](_KEPT)
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
@@ -93,7 +94,7 @@ class Predictions:
     ) -> Result | Refused:
         """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
 
-        `soon` allows less time for it.
+        `soon` allows less time for it. The same question has the same answer, until all requests have been simulated.
 
         Raises
         ------
@@ -102,13 +103,14 @@ class Predictions:
         """
         asked = settings.on(schedule=schedule)
         longest = SOON if soon else PATIENT
-        found = self._simulations.get(asked)
+        found = self._simulations.get(asked) or self._answers.get((asked, soon))
         while found is None:
             number = self._sample(asked, longest)
             due = math.inf if number == 1 else perf_counter() + 2 * max(longest, FULL if number else longest)
             found = self._simulated(asked.on(sample=number), lambda due=due: until() or perf_counter() > due)  # type: ignore[misc]
             if found is None and until():
                 raise StoppedError("the simulation was overtaken.")
+        self._answers[asked, soon] = found
         return found
 
     def rate(
@@ -142,6 +144,7 @@ class Predictions:
             kept.cache_clear()
         self._played.cache_clear()
         self._simulations.clear()
+        self._answers.clear()
 
     def _sample(self, settings: Settings, longest: float) -> int:
         """Number of the requests that are simulated, or 0 for all.
