@@ -381,6 +381,7 @@ def test_the_same_question_has_the_same_sample_for_an_answer_until_the_whole_is_
     predictions._paces[_wired(settings)] = 4 * predicted.SOON / predictions.bound(settings).iterations
     soon = predictions.simulation(settings, VSLPipe(), soon=True)
     assert int(soon.facts["requests"]) < 8_000
+    predictions._paces[_wired(settings)] = 1.0
     assert predictions.simulation(settings, VSLPipe(), soon=True) is soon
     predictions._simulations[settings] = whole = replace(soon)
     assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
@@ -462,7 +463,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings)] = pace
-    drawing = Drawing(predictions, lambda _: [], list, list, lambda *_: None)
+    drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
     points = _Points({}, set())
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
@@ -584,6 +585,16 @@ def test_requests_that_are_too_long_can_be_shortened():
     desk.say("fix", id=mend["id"])
     assert not desk.drawn()["figures"]["problem"]
     desk.studio.close()
+
+
+def test_options_are_greyed_once_the_pictures_are_drawn(desk, monkeypatch):
+    refused = {each["value"]: each["why"] for each in desk.drawn() and desk.control("schedule")["options"]}
+    assert "attention" in refused["FlexGenS4"]
+    asked = []
+    monkeypatch.setattr(desk.studio.predictions, "_refused", lambda settings: asked.append(settings.schedule))
+    monkeypatch.setattr(desk.studio.drawing, "put", lambda _: None)
+    desk.say("set", name="requests", value=0)
+    assert {type(schedule) for schedule in asked} <= {type(desk.studio.settings.schedule)}
 
 
 def test_lanes_of_pinned_variants_stand_below(desk):

@@ -69,6 +69,8 @@ class Drawing:
         What was measured so far.
     pinned : callable () -> sequence of (str, Settings)
         Names and settings whose lanes stand below those of the settings that are drawn.
+    check : callable (Settings) -> None
+        Called once the settings' own pictures are drawn, with time to find what does not go together with them.
     publish : callable (str, value) -> None
         Called with "figures", "lanes" or "curves" and what the browser draws.
     """
@@ -79,12 +81,14 @@ class Drawing:
         schedules: Callable[[Settings], Sequence[Schedule]],
         measured: Callable[[], Measured],
         pinned: Callable[[], Sequence[tuple[str, Settings]]],
+        check: Callable[[Settings], None],
         publish: Callable[[str, Any], None],
     ) -> None:
         self._predictions = predictions
         self._schedules = schedules
         self._measured = measured
         self._pinned = pinned
+        self._check = check
         self._publish = publish
         self._axis: Slider = KV_CAPACITY
         self._shown: list[Plain] = []
@@ -135,6 +139,9 @@ class Drawing:
         self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)}, None)
         self._curves(settings, overtaken, most=1)
         self._lanes(settings)
+        if overtaken():
+            return
+        self._check(settings)
         schedules = self._schedules(settings)
         for soon in (True, False):
             found = dict[str, Result | Refused]()

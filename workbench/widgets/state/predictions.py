@@ -64,7 +64,7 @@ class Predictions:
     def __init__(self) -> None:
         loader().hasten()
         self._scenario = lru_cache(maxsize=_KEPT)(_scenario)
-        self._refusals = lru_cache(maxsize=_KEPT)(self._refused)
+        self._refusals = Recent[Settings, tuple[Refused | None]](_KEPT)
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = Recent[Settings, Result | Refused](_KEPT)
         self._answers = Recent[tuple[Settings, bool], Result | Refused](_KEPT)
@@ -81,9 +81,17 @@ class Predictions:
 
     def refused(self, settings: Settings) -> Refused | None:
         """The reason why these settings go together in no schedule or scheduler, however much memory there is."""
-        machine = settings.machine
-        roomy = settings.on(link=full_link(machine), gpu_memory=machine.gpu.memory, kv_tokens=_ENOUGH)
-        return self._refusals(roomy)
+        roomy = _roomy(settings)
+        found = self._refusals.get(roomy)
+        if found is None:
+            found = (self._refused(roomy),)
+            self._refusals[roomy] = found
+        return found[0]
+
+    def refused_before(self, settings: Settings) -> Refused | None:
+        """The reason that `refused` gives, if it has been asked already; nothing is computed."""
+        found = self._refusals.get(_roomy(settings))
+        return None if found is None else found[0]
 
     def bound(self, settings: Settings) -> Result | Refused:
         """The bound."""
@@ -140,11 +148,11 @@ class Predictions:
 
     def forget(self) -> None:
         """Drop everything that is kept."""
-        for kept in (self._scenario, self._refusals, self._bounds, self._ledgers, self._lanes):
+        for kept in (self._scenario, self._bounds, self._ledgers, self._lanes):
             kept.cache_clear()
         self._played.cache_clear()
-        self._simulations.clear()
-        self._answers.clear()
+        for recent in (self._refusals, self._simulations, self._answers):
+            recent.clear()
 
     def _sample(self, settings: Settings, longest: float) -> int:
         """Number of the requests that are simulated, or 0 for all.
@@ -249,6 +257,12 @@ class Predictions:
     def _refused(self, settings: Settings) -> Refused | None:
         found = self._asking(price)(settings)
         return found if isinstance(found, Refused) else None
+
+
+def _roomy(settings: Settings) -> Settings:
+    """The settings with all the memory and the link that there are, and a cache that holds any request."""
+    machine = settings.machine
+    return settings.on(link=full_link(machine), gpu_memory=machine.gpu.memory, kv_tokens=_ENOUGH)
 
 
 def _least_iterations(scenario: Scenario) -> int:

@@ -86,6 +86,7 @@ class Studio:
         self._sliding = ""
         self._fixes: dict[int, Settings] = {}
         self._numbers = count()
+        self._controls: Plain = {}
         self.measured: list[tuple[Settings, Result]] = []
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
@@ -95,7 +96,12 @@ class Studio:
             lambda told: self._publish("live", told), sample, self._ran, self._at_rest, self._simulated, self._over
         )
         self.drawing = Drawing(
-            self.predictions, self.controls.schedules, lambda: self.measured, self.variants.named, self._publish_drawn
+            self.predictions,
+            self.controls.schedules,
+            lambda: self.measured,
+            self.variants.named,
+            self._check,
+            self._publish_drawn,
         )
         self._out(**EMPTY)
         self._show()
@@ -147,13 +153,15 @@ class Studio:
     def _show(self) -> None:
         """Publish everything that follows at once, and let the rest be drawn.
 
-        The rest begins to be computed meanwhile: compiled simulations run beside Python.
+        The rest begins to be computed meanwhile: compiled simulations run beside Python. Options are greyed as far as
+        that is known, and the others a little later.
         """
         with self._lock:
             now = self.settings
             self.drawing.put(now)
+            self._controls = self.controls.plain(now, self.predictions.refused_before)
             self._out(
-                settings=self.controls.plain(now, self.predictions.refused),
+                settings=self._controls,
                 wiring=self._wiring(),
                 code=self.wirings.code(now.pipeline),
                 variants=self.variants.plain(),
@@ -166,6 +174,14 @@ class Studio:
                 fault[1].text if fault is not None else away or self._why_not(),
                 f"Use {here.name} on this computer" if here is not None else "",
             )
+
+    def _check(self, settings: Settings) -> None:
+        """Publish the controls with the reasons why options do not go together with some settings."""
+        checked = self.controls.plain(settings, self.predictions.refused)
+        with self._lock:
+            if settings == self.settings and checked != self._controls:
+                self._controls = checked
+                self._out(settings=checked)
 
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
