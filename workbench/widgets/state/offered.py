@@ -17,7 +17,7 @@ from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule
 from workbench.schedules.contenders import every_candidate
 from workbench.serving import fits
-from workbench.widgets.state.settings import Settings, suitable_kv, whole_machine
+from workbench.widgets.state.settings import Settings, whole_machine
 from workbench.workload import Workload, workloads
 from workbench.workload.resizing import resized
 
@@ -152,7 +152,7 @@ def shortened(settings: Settings) -> Settings | None:
         if found.prompt_len == found.output_len == 1:
             return None
         shorter = found.on(prompt_len=-(-found.prompt_len // 2), output_len=-(-found.output_len // 2))
-        found = shorter.on(kv_tokens=suitable_kv(shorter), suited=True)
+        found = shorter.with_suitable_kv()
     return found
 
 

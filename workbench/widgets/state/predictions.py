@@ -144,7 +144,7 @@ class Predictions:
         requests = int(found.facts["requests"])
         if requests == settings.requests or isinstance(scenario, Refused):
             return False
-        return requests < settings.requests * settings.output_len / _least_iterations(scenario)
+        return requests < _filling(settings, _least_iterations(scenario))
 
     def forget(self) -> None:
         """Drop everything that is kept."""
@@ -169,7 +169,7 @@ class Predictions:
         in_time = settings.requests * longest / (iterations * pace)
         if in_time >= settings.requests:
             return 0
-        filling = settings.requests * _FILLINGS * settings.output_len / iterations
+        filling = _FILLINGS * _filling(settings, iterations)
         return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
 
     def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
@@ -263,6 +263,11 @@ def _roomy(settings: Settings) -> Settings:
     """The settings with all the memory and the link that there are, and a cache that holds any request."""
     machine = settings.machine
     return settings.on(link=full_link(machine), gpu_memory=machine.gpu.memory, kv_tokens=_ENOUGH)
+
+
+def _filling(settings: Settings, iterations: int) -> float:
+    """Requests that fill the cache once, if all of them take so many iterations."""
+    return settings.requests * settings.output_len / iterations
 
 
 def _least_iterations(scenario: Scenario) -> int:

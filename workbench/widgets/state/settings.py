@@ -141,26 +141,30 @@ class Settings:
         return replace(self, **changes)
 
     def with_options(self, schedule: Schedule) -> Settings:
-        """A schedule whose options were set, which are kept where another one is chosen."""
+        """The settings with a schedule whose options were set; these are kept when another schedule is chosen."""
         others = (each for each in self.tuned if type(each) is not type(schedule))
         return self.on(schedule=schedule, tuned=(*others, schedule))
+
+    def with_suitable_kv(self) -> Settings:
+        """The settings with the KV capacity of `suitable_kv`."""
+        return self.on(kv_tokens=suitable_kv(self), suited=True)
 
     def on_model(self, model: ModelConfig) -> Settings:
         """Another model in its own precision, with a cache that suits it."""
         memory = replace(self.memory, weights=None, kv=None)
         found = self.on(model=model, memory=memory)
-        return found.on(kv_tokens=suitable_kv(found), suited=True)
+        return found.with_suitable_kv()
 
     def on_machine(self, machine: Machine) -> Settings:
         """Another machine with its whole link and memory, and a cache that suits it."""
         found = self.on(machine=machine, link=full_link(machine), gpu_memory=machine.gpu.memory)
-        return found.on(kv_tokens=suitable_kv(found), suited=True)
+        return found.with_suitable_kv()
 
     def on_workload(self, workload: Workload) -> Settings:
         """Other requests as they are given, and a cache that suits them."""
         requests, prompt_len, output_len = sizes(workload)
         found = self.on(workload=workload, requests=requests, prompt_len=prompt_len, output_len=output_len)
-        return found.on(kv_tokens=suitable_kv(found), suited=True)
+        return found.with_suitable_kv()
 
 
 def kv_steps(settings: Settings) -> tuple[float, ...]:
