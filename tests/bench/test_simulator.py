@@ -18,9 +18,9 @@ def test_both_details_the_sweep_and_the_slider_are_told_against_what_is_asked_fo
     assert said.pop(2).startswith("their timeline, once it is read: ")
     assert said[2].startswith("48 scenarios of 5 requests, KV 20GB to 70GB, outputs of 32 to 256 tokens: ")
     assert said[3].startswith("a slider of the KV capacity, the bound and 4 schedules: ")
-    swept = "a sweep over 1000 scenarios of 5 requests: 79.0 s in this process, 81.0 s on one that is started"
-    assert said[4] == f"{swept} and 40.5 s on two, 2.00 times as fast, 1.8 asked for"
-    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6, 1]
+    swept = "a sweep over 1000 scenarios of 5 drawn requests: 79.0 s in this process, 81.0 s on one that is started"
+    assert said[4] == f"{swept} and 40.5 s on two, 2.00 times as fast (2.00 to 2.00), 1.8 asked for"
+    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6, 3]
     assert json.loads(path.read_text())["ratios"] == ratios
 
 

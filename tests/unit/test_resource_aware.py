@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import open_queue, tiny_scenario
+from tests.builders import open_queue, small_machine, tiny_scenario
 from tests.systems import ids
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.scheduler.resource_aware import Admission, ResourceAware, steady_pace
 from workbench.schedules import Sequential
+from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.workload import Workload
 
@@ -308,3 +309,12 @@ def test_a_budget_that_is_no_number_of_tokens_is_refused(budget):
 def test_short_prompts_fill_the_budget_though_a_long_one_waits_behind_them():
     queue, _ = open_queue([10] * 5 + [50], [2] * 6, blocks=1000, block=4, budget=50)
     assert queue.next().prefills.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_requests_decode_together_though_the_link_is_fast():
+    """Where the GPU computes fewer tokens while weights stream than a prompt has, two prompts still fit the budget."""
+    scenario = tiny_scenario([400] * 6, [5] * 6, machine=small_machine(h2d=1e12))
+    prepared = price(scenario, Sequential())
+    assert prepared.cost.token_budget < 400
+    assert prepared.token_budget == 2 * 400
+    assert simulate(scenario, Sequential()).iterations < 6 * 5

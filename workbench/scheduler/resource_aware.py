@@ -39,7 +39,8 @@ class ResourceAware(LimitedScheduler):
     Parameters
     ----------
     token_budget : float, optional
-        Tokens per iteration [tokens]; by default those that the GPU computes while one pass of weights streams.
+        Tokens per iteration [tokens]; by default those that the GPU computes while one pass of weights streams, or
+        two of the longest prompts where that is more.
     admission : Admission
         GREEDY, or PACED at q = N / S requests per iteration: N blocks over the mean of what a request of this
         workload holds over its life, S = sum over i < g of ceil((p + i) / b).

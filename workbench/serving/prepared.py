@@ -36,6 +36,8 @@ FEW_PARTS = 16
 _KEPT = 64
 """Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
+_PROMPTS = 2
+"""Longest prompts for which an iteration has room, where the scheduler names no budget."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,17 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     typical = Typical.of(scenario, schedule) if schedule.by_times else None
     lowering, plans = _lowered(schedule, cost, stack, scenario.machine, typical)
     _check_chunks(scenario, stack)
-    budget = scenario.scheduler.token_budget or cost.token_budget
+    budget = scenario.scheduler.token_budget or _usual_budget(cost, scenario)
     lowering.check()
     return Prepared(scenario, lowering, cost, plans, budget)
+
+
+def _usual_budget(cost: TaskCost, scenario: Scenario) -> float:
+    """Tokens per iteration where the scheduler names none: see `TaskCost.token_budget`, and room for two prompts.
+
+    A prompt that is longer than the budget runs alone, so that decodes would follow one another instead of together.
+    """
+    return max(cost.token_budget, _PROMPTS * float(scenario.workload.prompt_len.max()))
 
 
 @lru_cache(maxsize=_KEPT)
