@@ -178,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=_doctor)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
+    measure.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gpu lane")
     measure.set_defaults(command=_measure)
     return parser
 
@@ -514,9 +515,15 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    from workbench.engine.calibration.measure import measure_machine
+    if options.device == "cuda":
+        from workbench.engine.calibration.card import measure_card
+        from workbench.engine.devices.cuda import CudaDriver
 
-    machine = measure_machine()
+        machine = measure_card(CudaDriver())
+    else:
+        from workbench.engine.calibration.measure import measure_machine
+
+        machine = measure_machine()
     print(machine.save(options.out) if options.out else machine.to_json())
 
 

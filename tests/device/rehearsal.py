@@ -6,6 +6,7 @@ Each function has the parameters of torch's own. What torch and the driver of a 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -34,13 +35,16 @@ class Stream(QueuedStream):
 class Event:
     """See `torch.cuda.Event`: it may be recorded anew, and counts as passed until it is recorded."""
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, timed: bool) -> None:
         self.moment = Moment()
         self._queues = queues
+        self._timed = timed
+        self._at = 0.0
 
     def record(self, stream: QueuedStream | None = None) -> None:
         """See `torch.cuda.Event.record`."""
         self.moment = (stream or self._queues.current).record()
+        self._at = time.perf_counter()
 
     def query(self) -> bool:
         """See `torch.cuda.Event.query`."""
@@ -49,6 +53,18 @@ class Event:
     def synchronize(self) -> None:
         """See `torch.cuda.Event.synchronize`."""
         self._queues.finish(self.moment)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """See `torch.cuda.Event.elapsed_time`; here the host's milliseconds between the two records.
+
+        Raises
+        ------
+        RuntimeError
+            If one of them has not passed, or keeps no time.
+        """
+        if not (self._timed and end_event._timed and self.query() and end_event.query()):
+            raise RuntimeError("an event that has not passed, or keeps no time, tells none.")
+        return 1e3 * (end_event._at - self._at)
 
 
 class Rehearsal:
@@ -90,7 +106,7 @@ class Rehearsal:
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
         """See `torch.cuda.Event`."""
-        return Event(self.queues)
+        return Event(self.queues, enable_timing)
 
     def stream(self, stream: Stream) -> Stream:
         """See `torch.cuda.stream`."""

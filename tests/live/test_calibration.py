@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import workbench as wb
 from tests.damage import JSON_DAMAGES
@@ -18,7 +17,6 @@ from workbench.core.errors import EngineError
 from workbench.core.quiet import Noise
 from workbench.engine.calibration import calibrate as calibration
 from workbench.engine.calibration.calibrate import SHAPES, WARM
-from workbench.engine.calibration.card import ceilings
 from workbench.engine.calibration.timed import Shape
 from workbench.engine.model.forward import Forward
 from workbench.hardware import Machine
@@ -48,7 +46,7 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "SECONDS", 0.0)
         patch.setattr(calibration, "LEAST_ROUNDS", 1)
-        patch.setattr(Machine, "local", classmethod(lambda cls, refresh=False: machine()))
+        patch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: machine()))
         yield patch
 
 
@@ -175,15 +173,6 @@ def test_what_was_calibrated_under_load_says_so_and_is_made_again_when_it_is_qui
     again = wb.calibrate(tiny)
     assert again.profiles[0].others == (0.0 if quiet else 0.4)
     assert wb.calibrate(tiny) == again
-
-
-def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
-    """Measured here on the CPU as a device, so that the measuring itself is tried."""
-    found = ceilings(torch.device("cpu"), copied=1 << 20, moved=1 << 20, matrix=64)
-    assert len(found) == len({name for name, _ in found}) == 7
-    assert all(rate > 0 for _, rate in found)
-    told = {name for name, _ in calibrated.rates if name.startswith("GPU")}
-    assert told == ({name for name, _ in found} if torch.cuda.is_available() else set())
 
 
 def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, quick, tmp_path, monkeypatch):

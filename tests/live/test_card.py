@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,15 @@ from tests.systems import STACKS
 from workbench.core.errors import CapacityError, EngineError, ScenarioError
 from workbench.engine import live
 from workbench.engine.devices.cuda import CudaStream
+from workbench.engine.devices.driver import Stream
+from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.transfer import Transfer, copy_over
 from workbench.engine.model.forward import Forward
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack, cpu, gpu, load, offload
+from workbench.pipeline.layer_graph import WEIGHTS, Node, NodeKind
 from workbench.schedules import Schedule, Sequential
+from workbench.schedules.plan import Task
 from workbench.stages import Op, attention, combine, experts, moe, out_proj, qkv, route
 
 ANY = ("all_gpu", "all_cpu", "flexgen_s4", "vslpipe", "experts_on_cpu", "both_on_cpu", "deferring")
@@ -208,7 +213,7 @@ def test_a_second_run_is_refused_before_it_touches_the_card(four: ModelConfig, o
     first = wb.start(of, Sequential(), device="cuda")
     with pytest.raises(EngineError, match="goes on"):
         wb.run(of, Sequential(), device="cuda")
-    with pytest.raises(EngineError, match="the card for itself; leave alongside out"):
+    with pytest.raises(EngineError, match="on a card has it for itself; leave alongside out"):
         wb.run(of, Sequential(), device="cuda", alongside=True)
     first.stop()
     assert len(drivers) == 1
@@ -224,3 +229,46 @@ def test_an_own_operation_answers_on_the_card(four: ModelConfig, on_card: Any) -
     of = of.on(pipeline=gpu(qkv, attention, out_proj, route, experts, lost, combine))
     with pytest.raises(EngineError, match=r"wrote routed on cpu; return it on sim:0"):
         wb.run(of, Sequential(), device="cuda")
+
+
+class Noted:
+    """A copy to the card that tells when it is issued."""
+
+    def __init__(self, driver: RehearsedDriver, name: str, said: list[str]) -> None:
+        host = driver.pin(torch.arange(1 << 13, dtype=torch.uint8))
+        self._copy = copy_over(driver, driver.empty(host.shape, torch.uint8), host)
+        self._said = said
+        self._name = name
+
+    @property
+    def nbytes(self) -> int:
+        return self._copy.nbytes
+
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
+        self._said.append(f"issued {self._name}")
+        yield from self._copy.pieces(size, stream)
+
+
+def test_the_link_goes_on_from_one_bulk_transfer_to_the_next() -> None:
+    """The card has the next copies before the last ones have landed, and has each once; a small one comes between."""
+    driver = rehearsed(Adversary())
+    said = list[str]()
+
+    def action(name: str) -> Callable[[], Transfer]:
+        return lambda: Transfer([Noted(driver, name, said)], lambda: said.append(f"landed {name}"))
+
+    executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3, driver=driver)
+    tasks = [
+        Task(WEIGHTS, 0, None, bulk=True),
+        Task(Node(NodeKind.MOVE, "H", "h2d"), 0, 0, after=(0,)),
+        Task(WEIGHTS, 1, None, bulk=True),
+    ]
+    try:
+        jobs = executor.run(tasks, [action("first"), action("small"), action("second")])
+    finally:
+        executor.close()
+        driver.close()
+    assert [job.bytes for job in jobs] == [1 << 13] * 3
+    before = said[: said.index("landed first")]
+    assert before == ["issued first", "issued second"]
+    assert sorted(said[len(before) :]) == ["issued small", "landed first", "landed second", "landed small"]

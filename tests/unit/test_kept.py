@@ -20,7 +20,7 @@ HERE = small_machine()
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this computer's rates are kept; measuring them is counted."""
     path = tmp_path / "cache" / "machine.json"
-    monkeypatch.setattr(hardware, "_record_path", lambda: path)
+    monkeypatch.setattr(hardware, "_record_path", lambda card: path)
     monkeypatch.setattr(kept, "_NOT_WRITTEN", {})
     monkeypatch.setattr(Machine, "_measured", classmethod(measured))
     measurements.clear()
@@ -30,7 +30,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 measurements: list[int] = []
 
 
-def measured(_: type[Machine]) -> Machine:
+def measured(_: type[Machine], device: str) -> Machine:
     measurements.append(1)
     return HERE
 

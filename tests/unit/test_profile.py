@@ -10,6 +10,7 @@ from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware.profile import Contention, Cores, OpTime, Pace, Profile
+from workbench.perfmodels import bound
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
 from workbench.schedules import CGOPipe, FlexGenS3, KTransformers, Sequential, VSLPipe
@@ -18,7 +19,7 @@ from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.stages import Rows, attention, combine, experts, out_proj, qkv, route
+from workbench.stages import Place, Rows, Stage, attention, combine, experts, out_proj, qkv, route
 
 
 def timed(scenario, **rest):
@@ -50,6 +51,33 @@ def test_times_with_weights_where_they_are_come_before_others_and_others_before_
     assert profile.find("experts", 1) == there
     assert Profile("", (here,)).find("experts", 1) == here
     assert profile.find("experts", 2) is None
+
+
+def test_operations_on_a_card_have_times_of_their_own():
+    split = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    scenario = tiny_scenario(pipeline=split)
+    ops = tuple(OpTime("experts", threads, (1.0, 9.0), (seconds, seconds)) for threads, seconds in ((0, 1.0), (3, 5.0)))
+    profile = Profile(profile_shape(scenario.model, scenario.precision), ops)
+    machine = replace(scenario.machine, cores=Cores.beside_card(5), profiles=(profile,))
+    prepared = prepare(scenario.on(machine=machine), Sequential())
+    rows = Rows(prefill=7)
+    assert prepared.cost.call(Stage(experts, Place.GPU), machine.cores.gpu)(rows)[0] == 1.0
+    assert prepared.cost.call(Stage(experts, Place.CPU), machine.cores.cpu)(rows)[0] == 5.0
+    tasks = prepared.lowering.tasks(Step.MIDDLE)
+    pace = prepared.plans.pace(tasks, [prepared.cost.by_kind(lambda _: rows)], machine.cores)
+    assert (pace.gpu, pace.cpu) == (0, 3)
+
+
+@pytest.mark.parametrize("schedule", [Sequential(2, prefetch=True), VSLPipe(), CGOPipe(2)], ids=lambda each: each.name)
+def test_a_card_without_times_is_predicted_as_one_of_the_catalogue(schedule):
+    """Its lanes share the host's memory and no cores."""
+    scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=5e8))
+    here = scenario.on(machine=replace(scenario.machine, cores=Cores.beside_card(4)))
+    assert bound(here, schedule).seconds == pytest.approx(bound(scenario, schedule).seconds)
+    for detail in Detail:
+        assert simulate(here, schedule, detail=detail).seconds == pytest.approx(
+            simulate(scenario, schedule, detail=detail).seconds
+        )
 
 
 @pytest.mark.parametrize("detail", Detail)

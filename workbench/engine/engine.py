@@ -27,7 +27,7 @@ from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all, logprobs_of
 from workbench.engine.token_log import Listener, TokenLog
-from workbench.hardware import usable_cores
+from workbench.hardware import Machine, usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.base import Queue
@@ -71,7 +71,7 @@ class Engine:
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
         self.watch = Stopwatch()
-        self._cores = self._division(scenario.machine.cores)
+        self._cores = self._division(scenario.machine)
         link = scenario.machine.link
         take()  # at once: a run that begins while this one reads its model would take the readers' threads for usual
         try:
@@ -100,12 +100,12 @@ class Engine:
         self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
         self.timeline = Timeline(labels=self._prepared.lowering.stack.labels)
 
-    def _division(self, measured: Cores | None) -> Cores:
+    def _division(self, machine: Machine) -> Cores:
         """Division of the cores among the lanes; a card leaves the gpu lane one, to issue from."""
-        if self.driver.on_host:
-            return measured or Cores.of(usable_cores())
-        rest = max(1, usable_cores() - 1)
-        return Cores(1, rest, rest)
+        if not self.driver.on_host:
+            return replace(Cores.beside_card(usable_cores()), gpu=1)
+        measured = machine.cores if machine.shares_cores else None
+        return measured or Cores.of(usable_cores())
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -257,6 +257,8 @@ class Engine:
 
     def paced(self, plan: Plan) -> Pace:
         """Division of the cores among the lanes while a plan is executed."""
+        if not self.driver.on_host or self._prepared.scenario.machine.has_card:  # which has no times of shared cores
+            return Pace(self._cores.gpu, self._cores.cpu, "" if self._cores.spare else "gpu", 0.0, 0.0)
         rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         return self._prepared.plans.pace(plan.tasks, rows, self._cores)
 

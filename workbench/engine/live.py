@@ -34,7 +34,7 @@ from workbench.serving.prepared import Prepared
 from workbench.workload import Request, Workload
 
 
-def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str = "cpu") -> Result:
+def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str | None = None) -> Result:
     """Serve the workload on this computer, with the model's weights, and measure.
 
     Parameters
@@ -45,8 +45,9 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, devi
     schedule : Schedule
     alongside : bool
         Run beside another live run of this process, and share its cores.
-    device : "cpu" or "cuda"
-        Where the gpu lane computes: on half of the cores, or on the NVIDIA card that torch sees first.
+    device : "cpu" or "cuda", optional
+        What computes the gpu lane: some of the cores, or the NVIDIA card that torch sees first. By default the card
+        where the scenario's machine has one.
 
     Returns
     -------
@@ -61,24 +62,25 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, devi
     WorkbenchError
         As `simulate` does.
     """
-    prepared = _checked(scenario, schedule, device, alongside)
+    prepared, on_card = _checked(scenario, schedule, device, alongside)
     with _occupy(prepared, alongside=alongside) as control:
-        return _run(prepared, control, _driver(device, prepared))
+        return _run(prepared, control, _driver(prepared, on_card))
 
 
-def _checked(scenario: Scenario, schedule: Schedule, device: str, alongside: bool) -> Prepared:
-    """The prepared scenario, after the checks that this device can execute it."""
-    if device not in ("cpu", "cuda"):
+def _checked(scenario: Scenario, schedule: Schedule, device: str | None, alongside: bool) -> tuple[Prepared, bool]:
+    """The prepared scenario, after the checks that this device can execute it, and whether that is a card."""
+    if device not in (None, "cpu", "cuda"):
         raise EngineError(f"run has no device {device!r}; give device='cpu' or 'cuda'.")
-    if alongside and device == "cuda":
-        raise EngineError("a run with device='cuda' has the card for itself; leave alongside out.")
     prepared = prepare(scenario, schedule)
-    check_runnable(prepared, on_card=device == "cuda")
-    return prepared
+    on_card = prepared.scenario.machine.has_card if device is None else device == "cuda"
+    if alongside and on_card:
+        raise EngineError("a run on a card has it for itself; leave alongside out, or give device='cpu'.")
+    check_runnable(prepared, on_card=on_card)
+    return prepared, on_card
 
 
-def _driver(device: str, prepared: Prepared) -> Driver:
-    return HostDriver() if device == "cpu" else CudaDriver(prepared.scenario.machine.gpu.memory)
+def _driver(prepared: Prepared, on_card: bool) -> Driver:
+    return CudaDriver(prepared.scenario.machine.gpu.memory) if on_card else HostDriver()
 
 
 @contextmanager
@@ -143,7 +145,7 @@ def _backend(driver: Driver) -> str:
     return f"gpu lane on {driver.name}, by Triton and torch; cpu lane by {by_numba}"
 
 
-def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str = "cpu") -> LiveRun:
+def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str | None = None) -> LiveRun:
     """Start `run` in the background and return at once; it can be watched, paused and stopped, and ends with Python.
 
     Raises
@@ -151,10 +153,10 @@ def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, de
     WorkbenchError
         As `run` does, for everything that can be known before the model is loaded.
     """
-    prepared = _checked(scenario, schedule, device, alongside)
+    prepared, on_card = _checked(scenario, schedule, device, alongside)
     occupation = _occupy(prepared, alongside=alongside)
     try:
-        driver = _driver(device, prepared)
+        driver = _driver(prepared, on_card)
     except BaseException:
         occupation.end()
         raise

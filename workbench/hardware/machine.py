@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -221,7 +222,7 @@ class Machine:
 
     `host` is the name of the computer on which the rates were measured, or None for a catalogue entry; `run` accepts
     only a machine whose host is this computer. If it is `throttled`, the link is slower than the hardware's on purpose,
-    and the engine paces its copies. `cores` divides the host's cores among the lanes where there is no GPU. `profiles`
+    and the engine paces its copies. `cores` divides the host's cores among the lanes of a computer at hand. `profiles`
     has the measurements of `calibrate` at the shapes of models, and `rates` its other measurements, by name. `sources`
     has the source of every value of a catalogue entry, under names such as ``"gpu.flops.bf16"``.
     """
@@ -325,21 +326,43 @@ class Machine:
         """True if the rates were measured on this computer."""
         return self.host == platform.node()
 
+    @property
+    def has_card(self) -> bool:
+        """True for a computer at hand whose gpu lane is computed by a card."""
+        return self.cores is not None and not self.cores.gpu
+
+    @property
+    def shares_cores(self) -> bool:
+        """True for a computer at hand whose lanes share the cores of its CPU."""
+        return self.cores is not None and not self.has_card
+
     @classmethod
-    def local(cls, *, refresh: bool = False) -> Machine:
+    def local(cls, *, device: str = "cpu", refresh: bool = False) -> Machine:
         """This computer, with rates measured in a fresh process and kept for the next call.
 
-        A GPU is not looked at: the gpu lane computes on the CPU with half of the cores, the cpu lane is one thread, and
-        the link is a real copy.
-        The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
+        On the CPU, the gpu lane computes on half of the cores, the cpu lane on the others, and the link is a real copy.
+        A card computes the gpu lane alone, and the link is its copies from and to pinned memory.
+        The record is measured again when `refresh` is set, or when the card, Python or a library has changed.
+
+        Parameters
+        ----------
+        device : "cpu" or "cuda"
+            What computes the gpu lane: the CPU, or the NVIDIA card that torch sees first. `run` obeys the machine.
+        refresh : bool
+
+        Raises
+        ------
+        ScenarioError
+            If there is no such device, or measuring fails.
         """
+        path = _record_path(_card(device))
         what = "the rates of this computer"
-        return kept(_record_path(), cls._measured, load=cls.load, save=cls.save, what=what, refresh=refresh)
+        return kept(path, partial(cls._measured, device), load=cls.load, save=cls.save, what=what, refresh=refresh)
 
     @classmethod
-    def _measured(cls) -> Machine:
+    def _measured(cls, device: str) -> Machine:
         print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
-        command = [sys.executable, "-P", "-m", "workbench", "measure"]
+        command = [sys.executable, "-P", "-m", "workbench", "measure", "--device", device]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -418,11 +441,30 @@ def _rates(device: Device) -> str:
     return ", ".join(f"{rate / 1e12:.3g} TFLOP/s {dtype}" for dtype, rate in device.flops)
 
 
-def _record_path() -> Path:
+def _card(device: str) -> str:
+    """Name of the card that computes the gpu lane; empty where the CPU does.
+
+    Raises
+    ------
+    ScenarioError
+        If there is no such device.
+    """
+    if device == "cpu":
+        return ""
+    if device != "cuda":
+        raise ScenarioError(f"Machine.local has no device {device!r}; give device='cpu' or 'cuda'.")
+    import torch  # takes a second
+
+    if not torch.cuda.is_available():
+        raise ScenarioError("torch finds no GPU here; leave device out, or install torch for your card.")
+    return str(torch.cuda.get_device_name())
+
+
+def _record_path(card: str) -> Path:
     """Path of this computer's measured record; its name depends on everything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
-    key = "|".join([_RECORD, *computer, *versions])
+    key = "|".join([_RECORD, *computer, *versions, *filter(None, [card])])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 

@@ -26,7 +26,7 @@ def _check_least(what: str, least: float, *values: float) -> None:
 
 @dataclass(frozen=True)
 class OpTime:
-    """Seconds of one operation in one layer, alone and warm, on `threads` threads.
+    """Seconds of one operation in one layer, alone and warm, on `threads` threads, or on a card for 0 threads.
 
         t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs
             + decoding + per_decode n_d + per_context n_c
@@ -66,7 +66,7 @@ class OpTime:
                 f"times of {self.op!r} are {self.seconds} s at {self.tokens} tokens; give both rising, one for one."
             )
         _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *slopes)
-        _check_least(f"threads of {self.op!r}", 1, self.threads)
+        _check_least(f"threads of {self.op!r}", 0, self.threads)
 
     def times(self, factor: float) -> OpTime:
         """The same operation with times multiplied by `factor`."""
@@ -196,14 +196,14 @@ def _computing(result: Result) -> float:
 
 @dataclass(frozen=True)
 class Cores:
-    """Division of a computer's cores among the lanes, if torch on the CPU stands for the GPU.
+    """Division of a computer's cores among the lanes.
 
     Attributes
     ----------
     gpu, cpu : int
-        Threads of each compute lane while both work.
+        Threads of each compute lane while both work; none of the gpu lane where a card computes it.
     alone : int
-        Threads of a compute lane while the other rests.
+        Threads of a compute lane on the CPU while the other rests.
     spare : int
         Cores left to the data movers; without one they take time from a compute lane.
     mover : float
@@ -225,7 +225,8 @@ class Cores:
     cpu_team_slowdown: float = saved_as("cpu_team_drag", 0.0)
 
     def __post_init__(self) -> None:
-        _check_least("cores of the lanes", 1, self.gpu, self.cpu, self.alone)
+        _check_least("cores of the gpu lane", 0, self.gpu)
+        _check_least("cores of the cpu lane", 1, self.cpu, self.alone)
         slowdowns = (self.gpu_slowdown, self.cpu_slowdown, self.gpu_team_slowdown, self.cpu_team_slowdown)
         _check_least("shares of cores", 0.0, self.spare, self.mover, *slowdowns)
 
@@ -241,6 +242,13 @@ class Cores:
         spare = 1 if total >= 4 else 0
         gpu = max(1, (total - spare) // 2)
         return cls(gpu, max(1, total - spare - gpu), max(1, total - spare), spare)
+
+    @classmethod
+    def beside_card(cls, total: int) -> Cores:
+        """All cores for the cpu lane but one, which issues to the card, and of four or more one for the movers."""
+        spare = 1 if total >= 4 else 0
+        rest = max(1, total - 1 - spare)
+        return cls(0, rest, rest, spare)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Loads:
     """
 
     def __init__(self, cost: TaskCost, stack: StackGraph, machine: Machine, forced: Forced) -> None:
-        shared = machine.cores is not None
+        shared = machine.shares_cores
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
         self._fixed |= {CORES if shared else DRAM: 0.0}
         for layer, count in stack.alike:
@@ -163,6 +163,7 @@ class _Terms:
         self.found = list[_Term]()
         self._cost = cost
         self._cores = machine.cores
+        self._shared = machine.shares_cores
         self._bandwidth = machine.cpu.bandwidth
         for layer, count in stack.alike:
             for node in stack.at(layer):
@@ -193,7 +194,7 @@ class _Terms:
             _Way(_time(cost.least(at_once, n, layer)), _time(cost.call(stage, n, layer))) for n in self._threads(lane)
         ]
         self._add_compute(lane, ways, layer, times)
-        if lane == "cpu" and self._cores is None:
+        if lane == "cpu" and not self._shared:
             reading = (self._reading(cost.call(each, layer=layer)) for each in (at_once, stage))
             self._add(DRAM, [_Way(*reading)], layer, times)
         added = partial(cost.adding_up, stage, layer=layer)
@@ -204,13 +205,13 @@ class _Terms:
         """Add a transfer in `times` layers; one end of it is the host's memory."""
         price = self._cost.pricer(node, layer=layer)
         self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], layer, times)
-        if self._cores is None:
+        if not self._shared:
             self._add(DRAM, [_Way(self._reading(price), self._reading(price))], layer, times)
 
     def _add_compute(self, lane: str, ways: Sequence[_Way], layer: int, times: int) -> None:
         """Add a computation of a lane in `times` layers, on each number of threads that the lane may have."""
         self._add(f"{lane} compute", ways, layer, times)
-        if self._cores is not None:
+        if self._shared and self._cores is not None:
             every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)
             shares = [count / every for count in self._threads(lane)]
             self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], layer, times)
@@ -221,7 +222,10 @@ class _Terms:
     def _threads(self, lane: str) -> tuple[int, ...]:
         """Numbers of threads that a lane may have; 0 if it has a device of its own."""
         cores = self._cores
-        return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
+        if cores is None:
+            return (0,)
+        own = cores.gpu if lane == "gpu" else cores.cpu
+        return (own, cores.alone) if self._shared else (own,)
 
     def _reading(self, price: Pricer) -> Seconds:
         """Time of the host's memory for the bytes of a price."""

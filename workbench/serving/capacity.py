@@ -358,7 +358,8 @@ class _Needs:
     def _largest_operation(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
         """The operation that needs most memory beyond the buffers held; a lane computes one at a time, for one part."""
         needs = dict[str, float]()
-        on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
+        machine = scenario.machine
+        on_cores = device is Place.CPU or (machine.host is not None and not machine.has_card)
         tokens = batch.part_tokens
         for name, each, written, packed in self._operations[device]:
             size = each * tokens

@@ -161,8 +161,8 @@ class PlanCost:
     ) -> LaidOut:
         """Play the tasks of a plan; see `plan.play`.
 
-        With a pace, the lanes share cores; without one, they share nothing but DRAM. The transfer that the iteration
-        before let run on takes `carried` more seconds.
+        Lanes without a pace share nothing but DRAM; the pace of lanes on a computer at hand has what was measured. The
+        transfer that the iteration before let run on takes `carried` more seconds.
         """
         groups = self.groups(tasks, parts, pace)
         prices = _prices(groups, parts)
@@ -171,17 +171,18 @@ class PlanCost:
         dram = 0.0
         for group in groups.rest:
             work[group] = carried
-        if pace is None:
+        if pace is None or not pace.gpu:
             bandwidth = self._machine.cpu.bandwidth
             for (_, size), (_, count) in zip(prices, groups.turns.groups, strict=True):
                 dram += size * count
             dram /= bandwidth
             for group in groups.on_host:
                 slowdowns[group] = self.slowdown(*prices[group])
-        else:
+        if pace is not None:
             work = pace.contention.stretch(work, groups.lanes)
             of_lane = {"gpu": pace.gpu_slowdown, "cpu": pace.cpu_slowdown}
-            slowdowns = [of_lane.get(group.lane, 0.0) for group in groups.groups]
+            of_group = [of_lane.get(group.lane, 0.0) for group in groups.groups]
+            slowdowns = [max(both) for both in zip(slowdowns, of_group, strict=True)]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
         starts, ends, busy = play(groups.turns, work, packet, slowdowns, cold=cold, skip=skip)
         if not groups.runs_on:
@@ -207,7 +208,8 @@ class PlanCost:
         """Division of shared cores among the lanes during a plan, and the lanes' slowdowns.
 
         If the compute tasks follow one another and are faster so, each has all cores, those of the movers included.
-        Otherwise each lane has its own cores, and the movers share those of the lane that has less to do.
+        Otherwise each lane has its own cores, and the movers share those of the lane that has less to do. A card has
+        none in any case.
         """
         try:
             crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
@@ -220,7 +222,7 @@ class PlanCost:
         gpu_team_slowdown = _progress_lost(cores.gpu_team_slowdown, link)
         cpu_team_slowdown = _progress_lost(cores.cpu_team_slowdown, link)
         whole = Pace(cores.alone, cores.alone, "", gpu_team_slowdown, cpu_team_slowdown)
-        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
+        if cores.gpu and one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"

@@ -46,7 +46,7 @@ from workbench.workload import UNIFORM, Routing
 Price = tuple[float, float]
 """Time [s], and bytes read from and written to the host's memory meanwhile [B].
 
-Where lanes share cores, their effect on one another is measured, and the bytes are 0.
+Where operations were measured, so was the lanes' effect on one another, and the bytes are 0.
 """
 Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
@@ -438,7 +438,7 @@ class TaskCost:
         return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
 
     def _time(self, op: str, threads: int, resident: bool = False) -> OpTime | None:
-        return self.profile.find(op, threads, resident=resident) if self.profile is not None and threads else None
+        return None if self.profile is None else self.profile.find(op, threads, resident=resident)
 
     def _resident(self, stage: Stage, layer: int) -> bool:
         """True if a stage has weights and no transfer brings them."""

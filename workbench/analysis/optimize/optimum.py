@@ -173,14 +173,14 @@ class Optimum:
             rows += [_plain(role, choice) for choice in choices]
         return pandas.DataFrame(rows)
 
-    def run_best(self, count: int = 3, *, device: str = "cpu") -> tuple[Choice, ...]:
+    def run_best(self, count: int = 3, *, device: str | None = None) -> tuple[Choice, ...]:
         """Run the answer and the next best on this computer; the first of what is returned is measured to be the best.
 
         Parameters
         ----------
         count : int
             Choices to run, each of which takes as long as the whole workload does.
-        device : str
+        device : str, optional
             As of `run`.
 
         Raises

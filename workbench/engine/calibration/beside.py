@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
+import torch
 
 from workbench.core.errors import EngineError
 from workbench.core.quiet import kept, listening
 from workbench.engine.calibration.op_times import typical
+from workbench.engine.devices.driver import Driver
 from workbench.engine.lanes.affinity import Affinity
 from workbench.engine.lanes.lanes import Executor, Job
-from workbench.engine.lanes.transfer import ArrayCopy, Transfer
+from workbench.engine.lanes.transfer import Copy, Transfer, copy_over
+from workbench.engine.loading.stored import host_memory
 from workbench.pipeline.layer_graph import EMBED, WEIGHTS
 from workbench.schedules.plan import Task
 
@@ -24,6 +26,7 @@ STRETCH = 3
 """So many times as long as the calls beside it take alone, a stream lasts."""
 ROUNDS = 6
 """Undisturbed rounds; three times as many are made at most."""
+_STREAMED = 1 << 28  # bytes that the stream copies again and again
 _LONG = 0.05  # seconds that the calls of a round shall take
 
 
@@ -45,7 +48,13 @@ class _Round(NamedTuple):
 
 
 def beside(
-    name: str, action: Callable[[], object], affinities: Mapping[str, Affinity], seconds: Callable[[Job], float]
+    name: str,
+    action: Callable[[], object],
+    affinities: Mapping[str, Affinity],
+    seconds: Callable[[Job], float],
+    *,
+    driver: Driver,
+    rate: float = BESIDE,
 ) -> Beside:
     """Time an action of the gpu lane alone and beside a stream, interleaved.
 
@@ -58,23 +67,30 @@ def beside(
         Of the four lanes.
     seconds : callable
         What of a job's time counts.
+    driver : Driver
+        The device to which the stream goes.
+    rate : float
+        The stream's rate [B/s]; to a card it goes as fast as it can.
 
     Raises
     ------
     EngineError
         If no call ended before the stream did.
     """
-    source = np.ones(1 << 28, np.int8)
-    stream = ArrayCopy(np.ones_like(source), source)
+    source = driver.pin(host_memory((_STREAMED,), torch.uint8).fill_(1))
+    target = driver.empty((_STREAMED,), torch.uint8)
+    if driver.on_host:
+        target.zero_()  # maps its pages
+    stream = copy_over(driver, target, source)
     quiet = list[_Round]()
     disturbed = list[_Round]()
     longest = _LONG
-    executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
+    executor = Executor(rate, rate, throttled=driver.on_host, packet_seconds=5e-3, driver=driver)
     executor.pin(affinities)
     try:
         while len(quiet) < ROUNDS and len(quiet) + len(disturbed) < 3 * ROUNDS:
             with listening() as noise:
-                seen = _round(executor, action, max(2, int(_LONG / longest)), stream, seconds)
+                seen = _round(executor, action, max(2, int(_LONG / longest)), stream, rate, seconds)
             (quiet if noise.quiet else disturbed).append(seen)
             longest = seen.longest
     finally:
@@ -88,12 +104,17 @@ def beside(
 
 
 def _round(
-    executor: Executor, action: Callable[[], object], calls: int, stream: ArrayCopy, seconds: Callable[[Job], float]
+    executor: Executor,
+    action: Callable[[], object],
+    calls: int,
+    stream: Copy,
+    rate: float,
+    seconds: Callable[[Job], float],
 ) -> _Round:
     tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
     alone = executor.run(tasks, [action] * calls)
     longest = max(job.end - job.start for job in alone)
-    copies = [stream] * math.ceil(STRETCH * calls * longest * BESIDE / stream.nbytes)
+    copies = [stream] * math.ceil(STRETCH * calls * longest * rate / stream.nbytes)
     tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
     tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
     moved, *jobs = executor.run(tasks, [lambda: Transfer(copies), *[action] * calls])

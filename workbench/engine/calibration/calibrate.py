@@ -22,9 +22,11 @@ from workbench.core.kept import kept
 from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
 from workbench.engine.calibration.beside import BESIDE, Beside, beside
-from workbench.engine.calibration.card import card_rates
 from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
+from workbench.engine.devices.cuda import CudaDriver
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
@@ -116,17 +118,22 @@ _KINDS: dict[str, tuple[Pipeline, Schedule]] = {
 
 
 def calibrate(
-    model: ModelConfig, *, weights: str | None = None, kv: str | None = None, refresh: bool = False
+    model: ModelConfig,
+    *,
+    weights: str | None = None,
+    kv: str | None = None,
+    device: str = "cpu",
+    refresh: bool = False,
 ) -> Machine:
     """This computer with the times of a model's operations: what `simulate` needs to predict `run` closely.
 
     Plans are executed as a run executes them, with batches of several sizes: one task at a time with weights that have
     just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes and
     the link at once. Every operation is timed in its place there, with each number of threads that its lane
-    may have; so are transfers, hand-overs, the data mover beside computation, Python between two iterations and, for
-    the record, what a GPU and its link can do. What others disturbed counts only where nothing else is. No workload is
-    served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere with
-    `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet computer.
+    may have, or on the card where the gpu lane is computed there; so are transfers, hand-overs, the data mover beside
+    computation and Python between two iterations. What others disturbed counts only where nothing else is. No workload
+    is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere
+    with `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet computer.
 
     Parameters
     ----------
@@ -134,27 +141,31 @@ def calibrate(
         From `wb.checkpoint`.
     weights, kv : str, optional
         Precision of weights and KV cache; the model's own if not given.
+    device : "cpu" or "cuda"
+        See `Machine.local`.
     refresh : bool
         Measure again.
 
     Raises
     ------
     EngineError
-        If the model has no weights here, or latent attention.
+        If the model has no weights here or latent attention, or a card cannot compute it.
+    ScenarioError
+        As `Machine.local` does.
     """
     if model.kv_lora_rank:
         raise EngineError(
             f"model {model.name!r} has latent attention, which calibrate does not time; simulate it with the rates of "
             "Machine.local()."
         )
-    machine = Machine.local(refresh=refresh)
+    machine = Machine.local(device=device, refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
     shape = profile_shape(model, scenario.precision)
 
     made = list[Machine]()
 
     def measure() -> Machine:
-        check_runnable(prepare(scenario, Sequential()))
+        check_runnable(prepare(scenario, Sequential()), on_card=machine.has_card)
         with occupy(f"a calibration for {model.name!r}") as control:
             bench = _Bench(scenario, machine, control)
             try:
@@ -208,8 +219,10 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     positions = max(model.max_position_embeddings, *(shape.held for shape in shapes))  # small models have fewer
     few = replace(model.first(layers), max_position_embeddings=positions)
     kept = float(tokens * few.kv_bytes_per_token(kv_in or model.dtype))
-    rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
-    return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))
+    if not machine.has_card:  # whose link is as fast as it is: nothing else uses it
+        rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
+        machine = machine.limit(link=rate)
+    return whole.on(model=few, machine=machine, memory=replace(whole.memory, kv_capacity=kept))
 
 
 def _resident_shapes(shapes: Sequence[Shape]) -> list[Shape]:
@@ -237,8 +250,8 @@ _What = tuple[str, int, Shape]
 class _Hollow(Engine):
     """An engine whose tasks do nothing, and that notes how long each plan was in its hands."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared)
+    def __init__(self, prepared: Prepared, driver: Driver) -> None:
+        super().__init__(prepared, driver=driver)
         self.executing: list[float] = []
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
@@ -269,9 +282,14 @@ class _Bench:
         self._engines: dict[str, TimedEngine] = {}
         fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
         for kind, (pipeline, schedule) in _KINDS.items():
-            link = fastest if kind == "streamed" else scenario.machine.link.h2d
-            here = scenario.on(pipeline=pipeline, machine=machine.limit(link=link))
-            self._engines[kind] = TimedEngine(prepare(here, schedule))
+            here = scenario.on(pipeline=pipeline)
+            if kind == "streamed" and not machine.has_card:
+                here = here.on(machine=machine.limit(link=fastest))
+            self._engines[kind] = TimedEngine(prepare(here, schedule), self._driver())
+
+    def _driver(self) -> Driver:
+        """The device of an engine's gpu lane."""
+        return CudaDriver(self._machine.gpu.memory) if self._machine.has_card else HostDriver()
 
     def close(self) -> None:
         """End every thread."""
@@ -281,13 +299,13 @@ class _Bench:
     def measure(self, shape: str) -> Machine:
         """The machine with a profile of this model."""
         cores = self._cores
-        threads = sorted({cores.gpu, cores.cpu, cores.alone})
+        threads = sorted({cores.gpu or cores.cpu, cores.cpu, cores.alone})
         wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
         wanted += [("resident", count, each) for count in threads for each in _resident_shapes(SHAPES)]
-        wanted += [(kind, cores.gpu, each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
+        wanted += [(kind, threads[0], each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
         self._fill(passes)
-        cores, rates = self._streaming()
+        cores, rates = self._beside_card() if self._machine.has_card else self._streaming()
         outside = self._outside()
         alone = [seen.kept for (kind, *_), seen in passes.items() if kind in _ALONE]
         of_kind = dict[str, list[Pass]]()
@@ -314,7 +332,8 @@ class _Bench:
             others=self._others(passes),
         )
         today = datetime.now(UTC).isoformat(timespec="seconds")
-        return replace(self._machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
+        rates = (*self._machine.rates, *rates)
+        return replace(self._machine, cores=cores, profiles=(profile,), rates=rates, measured=today)
 
     def _fill(self, passes: dict[_What, _Passes]) -> None:
         """Rounds over all passes, each in an order of its own, for as long as another will probably end in time."""
@@ -340,7 +359,12 @@ class _Bench:
                 rounds += 1
 
     def _pace(self, threads: int) -> Pace:
-        """Each compute lane has so many threads; the movers have the spare cores, or else those of the cpu lane."""
+        """Each compute lane has so many threads; the movers have the spare cores, or else those of the cpu lane.
+
+        A card leaves the gpu lane one thread, which issues to it.
+        """
+        if self._machine.has_card:
+            return Pace(1, threads, "" if self._cores.spare else "gpu", 0.0, 0.0)
         return Pace(threads, threads, "" if self._cores.spare else "cpu", 0.0, 0.0)
 
     def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
@@ -407,7 +431,29 @@ class _Bench:
         layer = self._model.num_hidden_layers - 1
         action = lambda: engine.forward.compute(stage, layer, 0, layout)  # noqa: E731
         own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
-        return beside(op, action, affinities(self._pace(threads), self._cores), own_seconds)
+        places = affinities(self._pace(threads), self._cores)
+        driver = self._driver()
+        if driver.on_host:
+            return beside(op, action, places, own_seconds, driver=driver)
+        try:
+            places |= {"gpu": places["cpu"]}
+            return beside(op, action, places, own_seconds, driver=driver, rate=self._machine.link.h2d)
+        finally:
+            driver.close()
+
+    def _beside_card(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
+        """How much slower attention on the CPU is while weights go to the card."""
+        decodes = Shape(0, 0, 64, 256)
+        found = self._beside("decode_attention", decodes, self._cores.cpu)
+        slower = found.beside / found.alone
+        rate = self._machine.link.h2d
+        kv = decodes.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
+        kv /= self._model.num_hidden_layers
+        rates = (
+            ("attention beside copies to the card, relative time", slower),
+            ("attention alone, KV GB/s", kv / found.alone / 1e9),
+        )
+        return replace(self._cores, cpu_slowdown=max(0.0, slower - 1) / rate), rates
 
     def _sequential_read(self) -> float:
         numbers = torch.ones(1 << 26)
@@ -434,7 +480,7 @@ class _Bench:
     def _hollow(self, requests: int) -> float:
         workload = Workload.of([Request((1,) * 8, 8, Sampling())] * requests)
         prepared = prepare(self._scenario.on(workload=workload), Sequential())
-        engine = _Hollow(prepared)
+        engine = _Hollow(prepared, self._driver())
         try:
             result = serve(prepared, engine, Source.MEASURED)
         finally:

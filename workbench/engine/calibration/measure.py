@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import torch
 
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.lanes import Executor
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.kv_cache import KVCache
@@ -31,11 +33,12 @@ from workbench.stages import Op, combine, experts, out_proj, qkv, route
 _ROWS = 256
 _WIDE = 1024
 _INNER = 3584
+_CONTEXT = 512
 _TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
 
 
 def measure_machine() -> Machine:
-    """Rates of this computer, each the median of several runs.
+    """Rates of this computer, whose CPU computes both lanes.
 
     gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; a quarter of the
     memory. cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB
@@ -44,16 +47,16 @@ def measure_machine() -> Machine:
     """
     cores = Cores.of(usable_cores())
     memory = float(psutil.virtual_memory().total)
-    per_op = _operation_overhead()
+    per_op = cpu_overhead()
     gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), gemm_rates(cores.gpu), per_op)
-    attention = _attention_rate() * cores.cpu
+    attention = attention_rate(_CONTEXT) * cores.cpu
     cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, gemm_rates(cores.cpu), per_op)
     rate = _copy_rate()
-    hop = _dispatch()
+    hop = dispatch(HostDriver())
     today = datetime.now(UTC).isoformat(timespec="seconds")
     cores = replace(cores, mover=1 / rate)
     return Machine(
-        f"local: {_cpu_name()}", gpu, cpu, Link(rate, rate, hop), host=platform.node(), measured=today, cores=cores
+        f"local: {cpu_name()}", gpu, cpu, Link(rate, rate, hop), host=platform.node(), measured=today, cores=cores
     )
 
 
@@ -94,15 +97,16 @@ def _weight_rate(threads: int) -> float:
     return sum(matrix.nbytes for matrix in matrices) / taken
 
 
-def _attention_rate() -> float:
-    """Bytes of KV per second of the decode-attention kernel: 32 sequences of 512 tokens, group size 4, bf16."""
-    model = ModelConfig("attention", 1, 1024, 64, 16, 4, 64, 2, 1, 64, 512)
-    cache = KVCache(model, 1024, 16, "bf16")
-    table = np.random.default_rng(0).permutation(1024).reshape(32, 32).astype(np.int32)
+def attention_rate(context: int) -> float:
+    """Bytes of KV per second of the decode-attention kernel: 32 sequences of `context` tokens, group size 4, bf16."""
+    model = ModelConfig("attention", 1, 1024, 64, 16, 4, 64, 2, 1, 64, context)
+    width = context // 16
+    cache = KVCache(model, 32 * width, 16, "bf16")
+    table = np.random.default_rng(0).permutation(32 * width).reshape(32, width).astype(np.int32)
     positions = torch.zeros(32, dtype=torch.int64)
-    layout = RowLayout([], positions, np.zeros(32, np.int64), table, np.full(32, 512, np.int64))
+    layout = RowLayout([], positions, np.zeros(32, np.int64), table, np.full(32, context, np.int64))
     q = torch.randn(32, model.q_size)
-    return 32 * 512 * model.kv_bytes_per_token("bf16") / seconds_of(lambda: cache.attend(0, layout, q))
+    return 32 * context * model.kv_bytes_per_token("bf16") / seconds_of(lambda: cache.attend(0, layout, q))
 
 
 def _copy_rate() -> float:
@@ -111,10 +115,17 @@ def _copy_rate() -> float:
     return source.nbytes / seconds_of(lambda: np.copyto(target, source), repeats=15)
 
 
-def _operation_overhead() -> float:
-    """Mean time of the built-in operations on four rows of a model so small that arithmetic is nothing."""
+def cpu_overhead() -> float:
+    """Time of an operation on one thread beyond its work [s]."""
     torch.set_num_threads(1)
-    ops = Ops(_TINY)
+    return operation_overhead(HostDriver())
+
+
+def operation_overhead(driver: Driver) -> float:
+    """Mean time of the built-in operations on four rows of a model so small that arithmetic is nothing."""
+    stream = driver.stream("gpu")
+    with stream.issuing():
+        ops = Ops(_TINY, device=driver.device)
     layout = RowLayout([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
     rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
     rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
@@ -128,23 +139,32 @@ def _operation_overhead() -> float:
         combine: {},
     }
     calls = list[Callable[[], object]]()
-    for op, held in weights.items():
-        read = {buffer: rows[buffer] for buffer in op.reads}
-        calls.append(partial(getattr(ops, OPERATIONS[op]), layout, read, held))
-    return seconds_of(lambda: [call() for call in calls], repeats=31) / len(calls)
+    with stream.issuing():
+        for op, held in weights.items():
+            read = {buffer: rows[buffer].to(driver.device) for buffer in op.reads}
+            there = {name: tensor.to(driver.device) for name, tensor in held.items()}
+            calls.append(partial(getattr(ops, OPERATIONS[op]), layout, read, there))
+
+    def compute() -> None:
+        with stream.issuing():
+            for call in calls:
+                call()
+        stream.finish()
+
+    return seconds_of(compute, repeats=31) / len(calls)
 
 
-def _dispatch() -> float:
+def dispatch(driver: Driver) -> float:
     """Mean time from the end of a task to the start of the next on another lane."""
     lanes = [Node(NodeKind.SEGMENT, "A", "gpu"), Node(NodeKind.MOVE, "H", "h2d")]
     tasks = [Task(lanes[i % 2], 0, 0, (i - 1,) if i else ()) for i in range(100)]
-    executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3)
+    executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3, driver=driver)
     try:
         return seconds_of(lambda: executor.run(tasks, [lambda: None] * len(tasks)), repeats=9) / len(tasks)
     finally:
         executor.close()
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     name = System().cpu_name or platform.processor() or platform.machine()
     return f"{name}, {usable_cores()} cores"

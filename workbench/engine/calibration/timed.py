@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.timeline import Span, overlap, tasks_during
+from workbench.engine.devices.driver import Driver, Event
+from workbench.engine.devices.host import HostStream
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.lanes import Job
 from workbench.engine.model.ops import RowLayout
@@ -24,6 +26,9 @@ from workbench.schedules.plan import COMPUTE, Plan, Task
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import rows_of
 from workbench.stages import Rows, Stage
+
+_CLOCK = HostStream()
+"""Has the times of what the CPU computes."""
 
 
 class Shape(NamedTuple):
@@ -67,7 +72,7 @@ class Shape(NamedTuple):
 
 class Call(NamedTuple):
     """An operation as it was timed: by the clock, and by its thread's own. `resident` are weights that did not arrive
-    just before."""
+    just before. On a card there are 0 threads, and both times are the card's."""
 
     op: str
     lane: str
@@ -169,10 +174,10 @@ class _Noted(NamedTuple):
 class TimedEngine(Engine):
     """An engine whose plans all have the threads that they are given, and that notes every operation."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared)
+    def __init__(self, prepared: Prepared, driver: Driver | None = None) -> None:
+        super().__init__(prepared, driver=driver)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
-        self._noted = list[tuple[_Noted, float, float]]()
+        self._noted = list[tuple[_Noted, Event, Event, float]]()
         self._moves = list[Move]()
         self._streams = prepared.scenario.layer.streams
         self._lowering = prepared.lowering
@@ -240,20 +245,26 @@ class TimedEngine(Engine):
         self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, part, batch, layout))
 
     def _note(self, noted: _Noted, work: Callable[[], object]) -> None:
-        wall = time.perf_counter()
+        stream = self.driver.stream("gpu") if noted.lane == "gpu" else _CLOCK
+        begin = stream.record()
         cpu = time.thread_time()
         work()
-        wall = time.perf_counter() - wall
         cpu = time.thread_time() - cpu
-        self._noted.append((noted, wall, cpu))
+        self._noted.append((noted, begin, stream.record(), cpu))
 
     def _calls(self) -> list[Call]:
         """The operations of the last plan. Their rows are counted here, after it: a run does not count them either."""
         calls = list[Call]()
-        for (op, lane, resident, count), wall, cpu in self._noted:
+        on_card = not self.driver.on_host
+        for (op, lane, resident, count), begin, end, cpu in self._noted:
             rows = count()
-            threads = self.pace.cpu if lane == "cpu" else self.pace.gpu
-            if rows.tokens:
+            wall = end.seconds_since(begin)
+            if not rows.tokens:
+                continue
+            if on_card and lane == "gpu":
+                calls.append(Call(op, lane, 0, resident, rows, wall, wall))
+            else:
+                threads = self.pace.cpu if lane == "cpu" else self.pace.gpu
                 calls.append(Call(op, lane, threads, resident, rows, wall, cpu))
         return calls
 

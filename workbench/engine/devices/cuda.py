@@ -24,12 +24,16 @@ class CudaEvent:
     """See `Event`. A waiting thread sleeps: one that spins would take a core from attention on the host."""
 
     def __init__(self, cuda: Any, stream: Any) -> None:
-        self._event = cuda.Event(blocking=True)
+        self._event = cuda.Event(enable_timing=True, blocking=True)
         self._event.record(stream)
 
     def wait(self) -> None:
         """See `Event.wait`."""
         self._event.synchronize()
+
+    def seconds_since(self, earlier: CudaEvent) -> float:
+        """See `Event.seconds_since`."""
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
 class CudaStream:
@@ -107,12 +111,12 @@ class CudaDriver:
         self._lock = threading.Lock()
         about = cuda.get_device_properties(self.device)
         self.name = str(about.name)
-        total = about.total_memory
-        share = 1.0 if limit is None else limit / total
+        self.memory = float(about.total_memory)
+        share = 1.0 if limit is None else limit / self.memory
         if share > 1:
             raise EngineError(
-                f"the scenario's GPU has {format_bytes(limit or 0)} and this card {format_bytes(total)}; give the "
-                "machine limit(gpu_memory=...)."
+                f"the scenario's GPU has {format_bytes(limit or 0)} and this card {format_bytes(self.memory)}; give "
+                "the machine limit(gpu_memory=...)."
             )
         cuda.set_per_process_memory_fraction(share, self.device)
         cuda.reset_peak_memory_stats(self.device)

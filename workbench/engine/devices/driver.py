@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -17,6 +17,9 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Block the calling thread until it has passed, without holding the GIL."""
+
+    def seconds_since(self, earlier: Self) -> float:
+        """Time between an earlier moment of the stream and this one, which have both passed [s]."""
 
 
 class Stream(Protocol):

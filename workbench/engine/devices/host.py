@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,8 +12,15 @@ import torch
 class HostEvent:
     """See `Event`: it has passed when it is recorded."""
 
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
     def wait(self) -> None:
         """See `Event.wait`."""
+
+    def seconds_since(self, earlier: HostEvent) -> float:
+        """See `Event.seconds_since`."""
+        return self._at - earlier._at
 
 
 class HostStream:

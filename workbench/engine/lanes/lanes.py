@@ -7,8 +7,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import torch
 
@@ -133,12 +134,60 @@ class Lane(threading.Thread):
                 self.stream.finish()
 
 
+class _Moving:
+    """A transfer under way: its copies are issued packet by packet, `_IN_FLIGHT` ahead of what has landed."""
+
+    def __init__(self, transfer: Transfer, packet: int, stream: Stream) -> None:
+        self.transfer = transfer
+        self._stream = stream
+        self._flying = deque[Event]()
+        self._early = deque[int]()
+        self._rest = self._issue(packet)
+
+    def _issue(self, packet: int) -> Iterator[int]:
+        """Issue the copies, and yield the bytes of each packet."""
+        size = 0
+        for copy in self.transfer.copies:
+            for moved in copy.pieces(packet, self._stream):
+                size += moved
+                if size >= packet:
+                    yield self._fly(size)
+                    size = 0
+        if size:
+            yield self._fly(size)
+
+    def _fly(self, size: int) -> int:
+        self._flying.append(self._stream.record())
+        return size
+
+    def begin(self) -> None:
+        """Issue what may be in flight before the transfer has its turn."""
+        self._early.extend(islice(self._rest, _IN_FLIGHT))
+
+    def packets(self) -> Iterator[int]:
+        """The bytes of every packet, as it is issued."""
+        for size in chain(self._early, self._rest):
+            if len(self._flying) > _IN_FLIGHT:
+                self._flying.popleft().wait()
+            yield size
+
+    def land(self) -> None:
+        """Wait until everything has arrived."""
+        while self._flying:
+            self._flying.popleft().wait()
+
+
 class Mover(Lane):
-    """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets."""
+    """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets.
+
+    The link to a card goes on from one bulk transfer to the next that is ready.
+    """
 
     def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
         super().__init__(name, executor)
         self._urgent = executor.driver.stream(f"{name} urgent")
+        self._goes_on = not (throttled or executor.driver.on_host)
+        self._begun: tuple[Job, _Moving] | None = None
         self._rate = rate
         self._throttled = throttled
         # After a late wake-up up to two packets are sent at once to catch up; after idleness none are.
@@ -155,34 +204,50 @@ class Mover(Lane):
         """Make the copies in packets."""
         if job.action is None:
             return
-        stream = self.stream if job.task.bulk else self._urgent
+        whole = False
         try:
-            with stream.issuing():
-                transfer = job.action()
-            whole = isinstance(transfer, Transfer) and self._move(job, transfer, stream)
+            moving = self._begun_or_new(job)
+            whole = moving is not None and self._move(job, moving)
         finally:
-            stream.finish()
-        if isinstance(transfer, Transfer) and whole and transfer.arrived:
-            transfer.arrived()
+            if not whole:
+                self.stream.finish()
+                self._urgent.finish()
+        if moving is not None and whole and moving.transfer.arrived:
+            moving.transfer.arrived()
 
-    def _move(self, job: Job, transfer: Transfer, stream: Stream) -> bool:
-        """Issue all copies, `_IN_FLIGHT` packets ahead of what has landed; False if the plan is being drained."""
-        job.bytes = transfer.bytes
+    def _begun_or_new(self, job: Job) -> _Moving | None:
+        if self._begun is None or self._begun[0] is not job:
+            return self._start(job)
+        _, moving = self._begun
+        self._begun = None
+        return moving
+
+    def _start(self, job: Job) -> _Moving | None:
+        """Work out the transfer of a job; None if it has none."""
+        stream = self.stream if job.task.bulk else self._urgent
+        with stream.issuing():
+            transfer = None if job.action is None else job.action()
+        return _Moving(transfer, self._packet, stream) if isinstance(transfer, Transfer) else None
+
+    def _begin_next(self) -> None:
+        """Begin the next bulk transfer, if it is ready, behind the one that is landing."""
+        self._look()
+        if self.bulk and self.bulk[0] in self._ready and not self._executor.control.stopped:
+            moving = self._start(self.bulk[0])
+            if moving is not None:
+                moving.begin()
+                self._begun = self.bulk[0], moving
+
+    def _move(self, job: Job, moving: _Moving) -> bool:
+        """Make all copies; False if the plan is being drained."""
+        job.bytes = moving.transfer.bytes
         self._free_at = max(self._free_at, time.perf_counter())
-        flying = deque[Event]()
-        unpaced = 0
-        for copy in transfer.copies:
-            for size in copy.pieces(self._packet, stream):
-                unpaced += size
-                if unpaced < self._packet:
-                    continue
-                flying.append(stream.record())
-                if len(flying) > _IN_FLIGHT:
-                    flying.popleft().wait()
-                if not self._packet_ended(job, unpaced):
-                    return False
-                unpaced = 0
-        return not unpaced or self._packet_ended(job, unpaced)
+        if not all(self._packet_ended(job, size) for size in moving.packets()):
+            return False
+        if self._goes_on and job.task.bulk:
+            self._begin_next()
+        moving.land()
+        return True
 
     def _packet_ended(self, job: Job, size: int) -> bool:
         """Wait until the link would have moved the packet, and let others pass; False if the plan is being drained."""

@@ -1,0 +1,75 @@
+"""The benchmark of runs on a card, from its first step to its record, on a simulated card."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.device.rehearsal import Rehearsal, RehearsedDriver
+from tests.device.streams import Adversary
+from tests.live.world import TINY, machine
+from workbench.bench.hybrid import bench, passes, tokens
+from workbench.bench.live import overlap
+from workbench.engine import live
+from workbench.engine.tiny_model.synthesize import write_checkpoint
+from workbench.hardware import Machine
+from workbench.hardware.profile import Cores
+from workbench.models import checkpoint
+from workbench.schedules import Sequential
+
+WAY = tokens.Way("all on the GPU", tokens.PIPELINES["all on the GPU"], Sequential(), tokens.SCHEDULERS[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the benchmark writes; one tiny model takes the place of all, and calibrating invents rates."""
+    model = checkpoint(write_checkpoint(replace(TINY, name="hybrid", head_dim=16), tmp_path / "hybrid"))
+    card = Rehearsal(Adversary(), total=1 << 34)
+    here = replace(machine(), cores=Cores.beside_card(2))
+    monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: here))
+    monkeypatch.setattr(bench, "calibrate", lambda model, device, refresh: here)
+    monkeypatch.setattr(bench, "make_checkpoint", lambda name: model.path)
+    monkeypatch.setattr(bench, "models", lambda folder: iter((model,)))
+    monkeypatch.setattr(bench, "ways", lambda: [WAY])
+    monkeypatch.setattr(bench, "SETTINGS", ((4, 32), (3, 40)))
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(overlap, "STEADY", 2)
+    for module in (live, passes):
+        monkeypatch.setattr(module, "CudaDriver", lambda limit=None: RehearsedDriver(limit, cuda=card, name="sim"))
+    return tmp_path / "out"
+
+
+def measured(folder: Path, minutes: float = 5) -> tuple[bool, list[str]]:
+    said = list[str]()
+    right = bench.bench_hybrid("mix-b", gpu_memory="1GB", minutes=minutes, out=folder, say=said.append)
+    return right, said
+
+
+def test_every_step_is_made_and_kept(folder: Path) -> None:
+    right, said = measured(folder)
+    assert right, said
+    rows = json.loads((folder / "hybrid.json").read_text())["rows"]
+    steps = ["tokens of hybrid", "calibration for mix-b"]
+    steps += [f"passes of mix-b in 1GB, {rows} decodes of {context}" for rows, context in bench.SETTINGS]
+    assert [row["step"] for row in rows] == steps
+    assert rows[0]["told"] == "1 of 1 ways gave the host's tokens, 0 were refused"
+    found = [schedule for row in rows[2:] for schedule in row["schedules"]]
+    assert len(found) == 2 * len(passes.SCHEDULES)
+    assert all(len(each["measured"]) == overlap.STEADY and each["link"] > 0 for each in found)
+    assert said[-1].startswith(f"simulated over measured seconds of {len(found)} kinds of passes: off by ")
+    _, again = measured(folder)
+    assert again == said[-1:]
+
+
+def test_what_there_is_no_time_for_is_told(folder: Path) -> None:
+    right, said = measured(folder, minutes=0)
+    assert not right
+    assert said == [line for line in said if line.endswith(": not reached")]
+
+
+def test_wrong_tokens_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "differing", lambda model, way: 3)
+    right, said = measured(folder)
+    assert not right
+    assert said[0] == f"{WAY}: 3 requests got other tokens"

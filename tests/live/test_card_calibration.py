@@ -1,0 +1,118 @@
+"""A computer with a card is measured, calibrated, predicted and run, on a simulated card whose times mean nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import workbench as wb
+from tests.device.rehearsal import Rehearsal, RehearsedDriver, rehearsed
+from tests.device.streams import Adversary
+from tests.live.conftest import MakeModel
+from tests.live.test_stacks import ASKED
+from tests.live.world import TINY, WIRED, longest, machine, scenario
+from workbench.core.errors import EngineError, ScenarioError
+from workbench.engine import live
+from workbench.engine.calibration import beside, calibrate
+from workbench.engine.calibration.card import Sizes, measure_card
+from workbench.engine.calibration.timed import Shape
+from workbench.hardware import Machine
+from workbench.hardware.profile import Cores
+from workbench.models import ModelConfig
+from workbench.schedules import Sequential
+
+MEMORY = 1 << 34
+CARD = Cores.beside_card(2)
+SHAPES = (Shape(1, 5), Shape(2, 9), Shape(0, 0, 4, 19), Shape(0, 0, 7, 35))
+TOGETHER = (Shape(0, 0, 4, 32), Shape(2, 8, 3, 16))
+WARM = (Shape(1, 8), Shape(0, 0, 64, 256))
+
+
+def simulated(limit: float | None = None) -> RehearsedDriver:
+    return rehearsed(Adversary(), total=MEMORY, limit=limit)
+
+
+class OneCard:
+    """Makes drivers of one simulated card: engines of a calibration are there at once."""
+
+    def __init__(self) -> None:
+        self._card = Rehearsal(Adversary(), total=MEMORY)
+
+    def __call__(self, limit: float | None = None) -> RehearsedDriver:
+        return RehearsedDriver(limit, cuda=self._card, name="sim")
+
+
+@pytest.fixture(scope="module")
+def model(make_model: MakeModel) -> ModelConfig:
+    return make_model(replace(TINY, name="for-cards", head_dim=16), 3)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Machine:
+    return measure_card(simulated(), Sizes(1 << 16, 1 << 16, 32, 64))
+
+
+@pytest.fixture(scope="module")
+def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("records")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: measured))
+        patch.setattr(calibrate, "cache_path", lambda name: folder / name)
+        patch.setattr(calibrate, "CudaDriver", OneCard())
+        patch.setattr(beside, "_STREAMED", 1 << 20)
+        patch.setattr(calibrate, "SECONDS", 0.0)
+        patch.setattr(calibrate, "LEAST_ROUNDS", 1)
+        for name, shapes in {"SHAPES": SHAPES, "TOGETHER": TOGETHER, "WARM": WARM}.items():
+            patch.setattr(calibrate, name, shapes)
+        return calibrate.calibrate(model, device="cuda")
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "CudaDriver", simulated)
+
+
+def test_a_card_has_a_memory_of_its_own_and_takes_no_cores(measured: Machine) -> None:
+    assert measured.has_card
+    assert not measured.shares_cores
+    assert measured.gpu.memory == MEMORY
+    assert min(measured.gpu.bandwidth, measured.cpu.bandwidth, measured.link.h2d, measured.link.d2h) > 0
+    assert dict(measured.rates)["link, both directions at once, GB/s each"] > 0
+
+
+def test_operations_are_timed_on_the_card_and_on_the_cpu(calibrated: Machine) -> None:
+    (profile,) = calibrated.profiles
+    there = {time.op for time in profile.ops if time.threads == 0}
+    here = {time.op for time in profile.ops if time.threads}
+    whole = {"embed", "qkv", "prefill_attention", "decode_attention", "out_proj", "route", "experts", "combine", "head"}
+    assert there == whole
+    assert here == {"decode_attention", "experts"}
+    assert all(max(time.seconds) > 0 or time.per_context > 0 for time in profile.ops)
+
+
+def test_a_saved_machine_has_its_card_still(calibrated: Machine, tmp_path: Any) -> None:
+    assert Machine.load(calibrated.save(tmp_path / "machine.json")) == calibrated
+
+
+@pytest.mark.parametrize("name", ["vslpipe", "experts_on_cpu", "all_gpu"])
+def test_one_machine_is_read_three_ways(name: str, model: ModelConfig, calibrated: Machine, on_card: None) -> None:
+    of = scenario(model, ASKED, WIRED[name], tokens=longest(ASKED) + 20, block=8).on(machine=calibrated)
+    least = wb.bound(of, Sequential(2))
+    predicted = wb.simulate(of, Sequential(2))
+    assert 0 < least.seconds <= predicted.seconds * (1 + 1e-9)
+    ran = wb.run(of, Sequential(2))
+    assert ran.backend.startswith("gpu lane on rehearsal")
+    assert wb.run(of, Sequential(2), device="cpu").tokens == ran.tokens
+
+
+def test_a_card_has_no_second_run_beside_it(model: ModelConfig) -> None:
+    of = scenario(model, ASKED).on(machine=replace(machine(), cores=CARD))
+    with pytest.raises(EngineError, match="on a card has it for itself; leave alongside out, or give device='cpu'"):
+        wb.run(of, Sequential(), alongside=True)
+
+
+@pytest.mark.parametrize("device, said", [("cuda", "torch finds no GPU here"), ("tpu", "no device 'tpu'")])
+def test_a_device_that_is_not_there_is_refused(device: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ScenarioError, match=said):
+        Machine.local(device=device)
