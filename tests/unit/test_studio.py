@@ -157,9 +157,18 @@ def test_an_empty_canvas_leads_to_a_layer_by_its_mends(desk):
         fault = desk.shown["wiring"]["fault"]
         if fault is None:
             break
+        assert fault["unfinished"]
         desk.say("mend", id=fault["mends"][0]["id"])
     assert desk.shown["wiring"]["fault"] is None
     assert desk.drawn()["figures"]["problem"] == ""
+
+
+def test_what_is_in_a_wrong_place_is_no_matter_of_finishing(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "out_proj")
+    desk.say("shift", range=0, path=place, to=[0])
+    fault = desk.shown["wiring"]["fault"]
+    assert fault["mends"][0]["label"].startswith("Move ")
+    assert not fault["unfinished"]
 
 
 def test_a_wiring_that_cannot_be_keeps_the_view_alive(desk):

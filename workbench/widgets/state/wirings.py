@@ -130,7 +130,8 @@ class Wirings:
                 self._mends[number] = with_range(wiring, place, mend.pipeline)
                 mends.append({"id": number, "label": mend.label})
             path = None if why.path is None else list(why.path)
-            fault = {"range": place, "path": path, "text": why.text, "mends": mends}
+            unfinished = _is_unfinished(ranges[place].pipeline, why)
+            fault = {"range": place, "path": path, "text": why.text, "mends": mends, "unfinished": unfinished}
         there = {stage.op for each in ranges for stage in each.pipeline.stages}
         return {
             "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
@@ -268,6 +269,11 @@ _FETCHES: tuple[tuple[Streamed, str], ...] = (
     (kv, "KV cache"),
 )
 """What a whole range can stream, and what it is called."""
+
+
+def _is_unfinished(pipeline: Pipeline, fault: Fault) -> bool:
+    """True if what a wiring needs first is a further operation: nothing in it is wrong."""
+    return bool(fault.mends) and len(fault.mends[0].pipeline.stages) > len(pipeline.stages)
 
 
 def _is_built_in(op: Op) -> bool:

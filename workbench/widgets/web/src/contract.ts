@@ -74,6 +74,7 @@ export interface Fault {
   path: Path | null;
   text: string;
   mends: Mend[];
+  unfinished: boolean;
 }
 
 export interface PaletteEntry {

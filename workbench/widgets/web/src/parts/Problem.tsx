@@ -5,13 +5,14 @@ import type { Mend } from "../contract";
 interface Props {
   text: string;
   mends: Mend[];
+  hint?: boolean;
   onMend: (mend: Mend) => void;
 }
 
-// One sentence on what cannot be, and buttons that mend it.
-export function Problem({ text, mends, onMend }: Props): ReactNode {
+// One sentence on what cannot be, or as a hint on what is not there yet, and buttons that mend it.
+export function Problem({ text, mends, hint = false, onMend }: Props): ReactNode {
   return (
-    <div className="wb-problem">
+    <div className={hint ? "wb-problem wb-problem-hint" : "wb-problem"}>
       <p>{text}</p>
       {mends.length > 0 && (
         <div className="wb-problem-mends">

@@ -11,7 +11,7 @@ export const Callout = memo(function Callout({ data }: NodeProps<CalloutNode>): 
   return (
     <div className={`wb-callout nodrag nopan${data.below ? " wb-callout-below" : ""}`}>
       <i style={{ left: data.at }} aria-hidden="true" />
-      <Problem text={data.fault.text} mends={data.fault.mends} onMend={data.onMend} />
+      <Problem text={data.fault.text} mends={data.fault.mends} hint={data.fault.unfinished} onMend={data.onMend} />
     </div>
   );
 });

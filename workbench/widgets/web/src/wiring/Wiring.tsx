@@ -182,18 +182,22 @@ export function Wiring(): ReactNode {
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
+  const aside = !fault || (!picture.callout && !empty) ? wiring.fault : null; // a fault that no card causes
   const missing = empty ? [] : lacking(wiring.palette, [...inside]);
   return (
     <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
-      <p className="wb-lead">
-        {missing.length > 0
-          ? `Not in this layer: ${missing.join(", ")}.`
-          : "One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow."}
-      </p>
+      <div className="wb-lead">
+        {aside ? (
+          <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
+        ) : (
+          <p>
+            {missing.length > 0
+              ? `Not in this layer: ${missing.join(", ")}.`
+              : "One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow."}
+          </p>
+        )}
+      </div>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
-      {wiring.fault && (!fault || (!picture.callout && !empty)) && (
-        <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={mend} />
-      )}
       <div className="wb-wiring-place" ref={place}>
         <Canvas
           ref={canvas}
