@@ -373,7 +373,7 @@ def test_a_sample_stands_for_all_requests_and_stays_below_the_bound(monkeypatch)
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
     pace = 4 * predicted.SOON / predictions.bound(settings).iterations  # a quarter of the requests is in time
-    noted = lambda settings, *_: predictions._paces.__setitem__(_wired(settings), pace)  # noqa: E731
+    noted = lambda settings, *_: predictions._paces.__setitem__((_wired(settings), True), pace)  # noqa: E731
     monkeypatch.setattr(predictions, "_note_pace", noted)
     noted(settings)
     soon = predictions.simulation(settings, VSLPipe(), soon=True)
@@ -387,10 +387,10 @@ def test_a_sample_stands_for_all_requests_and_stays_below_the_bound(monkeypatch)
 def test_the_same_question_has_the_same_sample_for_an_answer_until_the_whole_is_known():
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
-    predictions._paces[_wired(settings)] = 4 * predicted.SOON / predictions.bound(settings).iterations
+    predictions._paces[_wired(settings), True] = 4 * predicted.SOON / predictions.bound(settings).iterations
     soon = predictions.simulation(settings, VSLPipe(), soon=True)
     assert int(soon.facts["requests"]) < 8_000
-    predictions._paces[_wired(settings)] = 1.0
+    predictions._paces[_wired(settings), True] = 1.0
     assert predictions.simulation(settings, VSLPipe(), soon=True) is soon
     predictions._simulations[settings] = whole = replace(soon)
     assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
@@ -410,7 +410,7 @@ def test_a_sample_is_small_where_even_one_that_fills_the_cache_would_take_long(m
     settings = Settings.of(long_runs(), VSLPipe())
     predictions = Predictions()
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
-    predictions._paces[_wired(settings)] = 1.0
+    predictions._paces[_wired(settings), True] = 1.0
     found = predictions.simulation(settings, VSLPipe(), soon=True)
     assert found.facts["requests"] == "1"
 
@@ -422,7 +422,7 @@ def test_a_sample_that_takes_longer_than_its_pace_says_is_made_smaller(monkeypat
     monkeypatch.setattr(predictions, "_simulated", lambda settings, _: asked.append(settings.sample) or told(settings))
 
     def told(settings):
-        predictions._paces[_wired(settings)] = 10 ** -(6 - len(asked))
+        predictions._paces[_wired(settings), True] = 10 ** -(6 - len(asked))
         return Refused(ScheduleError("found")) if settings.sample == 1 else None
 
     assert predictions.simulation(settings, VSLPipe(), soon=True).why == "found"
@@ -437,9 +437,9 @@ def test_a_simulation_that_is_stopped_among_prompts_tells_a_pace():
     least = predictions.bound(settings).iterations
     half = replace(whole, stopped=True, generated=0, processed=whole.processed // 2)
     predictions._note_pace(settings, half, 1.0)
-    assert predictions._paces.get(_wired(settings)) == pytest.approx(4 / least, rel=0.2)
+    assert predictions._paces.get((_wired(settings), True)) == pytest.approx(4 / least, rel=0.2)
     predictions._note_pace(settings, replace(whole, stopped=True, generated=0, processed=0), 10.0)
-    assert predictions._paces.get(_wired(settings)) == pytest.approx(10.0)
+    assert predictions._paces.get((_wired(settings), True)) == pytest.approx(10.0)
 
 
 def test_a_simulation_that_is_overtaken_ends_and_is_not_kept():
@@ -471,7 +471,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     pace = predicted.SOON / share / predictions.bound(settings).iterations
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
-    predictions._paces[_wired(settings)] = pace
+    predictions._paces[_wired(settings), True] = pace
     drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
     points = _Points({}, set())
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)

@@ -68,7 +68,7 @@ class Predictions:
         self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
         self._simulations = Recent[Settings, Result | Refused](_KEPT)
         self._answers = Recent[tuple[Settings, bool], Result | Refused](_KEPT)
-        self._paces = Recent[Hashable, float](_KEPT)
+        self._paces = Recent[tuple[Hashable, bool], float](_KEPT)
         self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
         self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
         self._played = lru_cache(maxsize=1)(self._asking(_played))
@@ -159,18 +159,21 @@ class Predictions:
 
         If all would take longer than `longest` [s], some stay, evenly from the first to the last: as many as fill the
         cache several times over, since where many iterations are needed few requests run at once, and a sample of them
-        runs as all of them do. If these take longer than `FULL`, it is fewer still.
+        runs as all of them do. If these take longer than `FULL`, it is fewer still. The pace of samples says nothing of
+        all: their few iterations are unlike one another and take longer each.
         """
-        pace = self._paces.get(_wired(settings))
+        wired = _wired(settings)
+        whole = self._paces.get((wired, True))
         scenario = self.scenario(settings)
-        if pace is None or isinstance(scenario, Refused) or len(settings.workload.arrival):
+        if whole is None or isinstance(scenario, Refused) or len(settings.workload.arrival):
             return 0
         iterations = _least_iterations(scenario)
-        in_time = settings.requests * longest / (iterations * pace)
-        if in_time >= settings.requests:
+        if iterations * whole <= longest:
             return 0
+        in_time = settings.requests * longest / (iterations * (self._paces.get((wired, False)) or whole))
         filling = _FILLINGS * _filling(settings, iterations)
-        return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
+        some = max(1, round(max(in_time, min(filling, in_time * FULL / longest))))
+        return some if some < settings.requests else 0
 
     def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
         """A simulation of the sample of these settings, which is kept; None if it was stopped."""
@@ -198,8 +201,9 @@ class Predictions:
             shares = (found.generated / outputs, found.processed / (served.prompt_len.sum() + outputs))
             share = sum(shares) / len(shares) if found.stopped else 1.0
             pace = seconds / max(1.0, share * _least_iterations(scenario))
-            before = self._paces.get(_wired(settings)) or 0.0
-            self._paces[_wired(settings)] = max(pace, 2 * before) if found.stopped else pace
+            kind = _wired(settings), not settings.sample
+            before = self._paces.get(kind) or 0.0
+            self._paces[kind] = max(pace, 2 * before) if found.stopped else pace
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
@@ -232,7 +236,7 @@ class Predictions:
 
     def _is_quick(self, settings: Settings) -> bool:
         """True if all requests are known to be simulated in so little time that four more simulations may follow."""
-        pace = self._paces.get(_wired(settings))
+        pace = self._paces.get((_wired(settings), True))
         scenario = self.scenario(settings)
         return pace is not None and isinstance(scenario, Scenario) and pace * _least_iterations(scenario) < PATIENT / 5
 

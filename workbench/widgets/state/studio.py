@@ -341,7 +341,8 @@ class Studio:
             return
         rate = self.predictions.rate(found, found.schedule, soon=True)
         few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
-        self._change(found.on(requests=min(found.requests, _FEW, max(1, few))))
+        fewer = found.on(requests=min(found.requests, _FEW, max(1, few)))
+        self._change(shortened(fewer) or found)  # the longest of a few may be longer beside the same mean
 
     def _simulated(self, settings: Settings) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
