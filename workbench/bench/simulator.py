@@ -81,8 +81,8 @@ def bench_simulator(
     The spans of every task's timeline are made when they are read; the time for that is told beside.
 
     These figures are CPU time of this process, so that other programs do not count. A first simulation, which also
-    imports modules and reads catalogues, is not timed, nor is compiling. Last comes the gain of a sweep over requests of
-    drawn lengths from a second process, by the clock and with the start of both.
+    imports modules and reads catalogues, is not timed, nor is compiling. Last comes the gain of a sweep over requests
+    of drawn lengths from a second process, by the clock and with the start of both.
 
     Returns
     -------
@@ -118,8 +118,8 @@ def bench_simulator(
     one, two = (median(seconds) for seconds in zip(*pairs, strict=True))
     gains = record.ratio([first / second / FASTER for first, second in pairs])
     say(
-        f"a sweep over {_count(SWEPT)} scenarios of {REQUESTS} drawn requests: {here:.1f} s in this process, {one:.1f} s "
-        f"on one that is started and {two:.1f} s on two, {FASTER * gains['median']:.2f} times as fast "
+        f"a sweep over {_count(SWEPT)} scenarios of {REQUESTS} drawn requests: {here:.1f} s in this process, "
+        f"{one:.1f} s on one that is started and {two:.1f} s on two, {FASTER * gains['median']:.2f} times as fast "
         f"({FASTER * gains['min']:.2f} to {FASTER * gains['max']:.2f}), {FASTER:g} asked for"
     )
     ratios[f"two processes, speed over {FASTER:g}"] = gains

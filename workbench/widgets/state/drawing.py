@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.analysis.explain import explain
 from workbench.analysis.shadow_prices import ShadowPrices
@@ -71,8 +71,8 @@ class Drawing:
         Names and settings whose lanes stand below those of the settings that are drawn.
     check : callable (Settings) -> None
         Called once the settings' own pictures are drawn, with time to find what does not go together with them.
-    publish : callable (str, value) -> None
-        Called with "figures", "lanes" or "curves" and what the browser draws.
+    publish : callable (**parts) -> None
+        Called with what the browser draws of "figures", "lanes" and "curves", by their names.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Drawing:
         measured: Callable[[], Measured],
         pinned: Callable[[], Sequence[tuple[str, Settings]]],
         check: Callable[[Settings], None],
-        publish: Callable[[str, Any], None],
+        publish: Callable[..., None],
     ) -> None:
         self._predictions = predictions
         self._schedules = schedules
@@ -122,7 +122,7 @@ class Drawing:
             return
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
-            self._publish("figures", {**EMPTY["figures"], "problem": problem, "pending": False})
+            self._publish(figures={**EMPTY["figures"], "problem": problem, "pending": False})
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
@@ -136,27 +136,31 @@ class Drawing:
         """
         chosen = settings.schedule
         simulation = partial(self._predictions.simulation, until=overtaken)
-        self._figures(settings, {chosen.name: simulation(settings, chosen, soon=True)}, None)
-        self._curves(settings, overtaken, most=1)
-        self._lanes(settings)
+        found: dict[str, Result | Refused] = {chosen.name: simulation(settings, chosen, soon=True)}
+        self._publish(
+            figures=self._figures(settings, found, None),
+            curves=self._first_curves(settings, overtaken),
+            lanes=self._lanes(settings),
+        )
         if overtaken():
             return
         self._check(settings)
         schedules = self._schedules(settings)
         for soon in (True, False):
-            found = dict[str, Result | Refused]()
+            found = {}
             for schedule in sorted(schedules, key=lambda each: each != chosen):
                 found[schedule.name] = simulation(settings, schedule, soon=soon)
                 if overtaken():
                     return
-            self._figures(settings, found, None if soon else self._predictions.prices(settings, overtaken))
+            prices = None if soon else self._predictions.prices(settings, overtaken)
+            self._publish(figures=self._figures(settings, found, prices))
             if soon:
                 self._curves(settings, overtaken)
 
     def _figures(
         self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
-    ) -> None:
-        """Publish the figures: of the chosen schedule alone until those of the others are found, and prices last.
+    ) -> Plain:
+        """The figures: of the chosen schedule alone until those of the others are found, and prices last.
 
         `prices` is None as long as they are not computed.
         """
@@ -177,19 +181,16 @@ class Drawing:
         sample = _sample(simulated, settings.requests)
         results = [each for each in (bound, simulated) if isinstance(each, Result)]
         results += [run for run in runs if run.schedule == chosen.name]
-        self._publish(
-            "figures",
-            {
-                "problem": simulated.why if isinstance(simulated, Refused) else "",
-                "sample": sample,
-                "rows": rows,
-                "ledger": memories(predictions.ledger(settings)),
-                "explain": [] if sample else explain(results),
-                "prices": priced(prices) if isinstance(prices, ShadowPrices) else [],
-                "prices_of": prices.base.source.value if isinstance(prices, ShadowPrices) else "",
-                "pending": prices is None,
-            },
-        )
+        return {
+            "problem": simulated.why if isinstance(simulated, Refused) else "",
+            "sample": sample,
+            "rows": rows,
+            "ledger": memories(predictions.ledger(settings)),
+            "explain": [] if sample else explain(results),
+            "prices": priced(prices) if isinstance(prices, ShadowPrices) else [],
+            "prices_of": prices.base.source.value if isinstance(prices, ShadowPrices) else "",
+            "pending": prices is None,
+        }
 
     def _rate_of_sample(self, settings: Settings, found: Result | Refused) -> float | None:
         """The rate of all requests for which a sample stands; None for a simulation of all of them."""
@@ -197,8 +198,8 @@ class Drawing:
             return None
         return self._predictions.of_all(found, settings)
 
-    def _lanes(self, settings: Settings) -> None:
-        """Show the middle of the last run at these settings, as simulated and as measured; else what is simulated.
+    def _lanes(self, settings: Settings) -> Plain:
+        """The middle of the last run at these settings, as simulated and as measured; else what is simulated.
 
         Below stands a typical iteration of each variant that is pinned.
         """
@@ -218,21 +219,50 @@ class Drawing:
             lanes = self._predictions.lanes(other) if other != settings else None
             if isinstance(lanes, Timeline):
                 titled.append((f"pinned {variant}", lanes))
-        self._publish("lanes", tracks(titled))
+        return tracks(titled)
 
     # ------------------------------------------------------------------------------------------------------- curves
 
-    def _curves(self, settings: Settings, overtaken: Callable[[], bool], most: int = POINTS) -> None:
-        """Draw bound and schedules over one setting, outward from its present value; at once only `most` points."""
-        axis = self._axis if len(self._axis.steps(settings)) > 1 else KV_CAPACITY
+    def _first_curves(self, settings: Settings, overtaken: Callable[[], bool]) -> Plain:
+        """The curves with one point each, at the present value or where there is one next to it."""
+        points = _Points({}, set())
+        for points in self._points(settings, overtaken):
+            if points.of:
+                break
+        return self._drawn_curves(settings, points, busy=True)
+
+    def _curves(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
+        """Draw bound and schedules over one setting."""
+        due = time.monotonic() + _PATIENCE
+        points = _Points({}, set())
+        for points in self._points(settings, overtaken):
+            if time.monotonic() > due:
+                self._publish(curves=self._drawn_curves(settings, points, busy=True))
+                due = time.monotonic() + _PATIENCE
+        drawn = self._drawn_curves(settings, points, busy=False)
+        self._shown = [each for each in drawn["lines"] if each["kind"] != "measured"]
+        self._publish(curves=drawn)
+
+    def _drawn_over(self, settings: Settings) -> Slider:
+        """The setting over which curves are drawn."""
+        return self._axis if len(self._axis.steps(settings)) > 1 else KV_CAPACITY
+
+    def _points(self, settings: Settings, overtaken: Callable[[], bool]) -> Iterator[_Points]:
+        """The points of curves, one more of each at a time, outward from the present value.
+
+        Raises
+        ------
+        StoppedError
+            If these settings are overtaken.
+        """
+        axis = self._drawn_over(settings)
         values = tuple(step.value for step in axis.steps(settings))
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
         points = _Points({}, set())
-        due = time.monotonic() + _PATIENCE
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
         rounds = ([settings.schedule], schedules) if schedules and loader().there else ([settings.schedule],)
         for drawn in rounds:  # the chosen schedule and the bound are complete before the others begin
-            for place in places[:most]:
+            for place in places:
                 number = int(place) - 1
                 at = settings if number == axis.at(settings) else axis.write(settings, values[number])
                 where = drawn_at(axis, at)
@@ -243,14 +273,8 @@ class Drawing:
                     if under is not None:
                         self._add_point(points, schedule.name, under, where, overtaken, small=at is settings)
                 if overtaken():
-                    return
-                if most == 1:
-                    self._show_curves(axis, settings, points, busy=True)
-                    return
-                if time.monotonic() > due:
-                    self._show_curves(axis, settings, points, busy=True)
-                    due = time.monotonic() + _PATIENCE
-        self._shown = self._show_curves(axis, settings, points, busy=False)
+                    raise StoppedError("the curves were overtaken.")
+                yield points
 
     def _add_point(
         self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool], *, small: bool
@@ -266,38 +290,26 @@ class Drawing:
             points.sampled.add(name)
         points.of.setdefault(name, []).append((where, self._predictions.of_all(found, at)))
 
-    def _show_curves(
-        self,
-        axis: Slider,
-        settings: Settings,
-        points: _Points,
-        *,
-        busy: bool,
-    ) -> list[Plain]:
+    def _drawn_curves(self, settings: Settings, points: _Points, *, busy: bool) -> Plain:
+        """The curves so far; while they are not complete, with the last complete ones behind them."""
+        axis = self._drawn_over(settings)
         lines = [line(name, points.kind(name), found) for name, found in points.of.items()]
-        chosen = settings.schedule.name
         runs = defaultdict[str, list[tuple[float, float]]](list)
         for at, run in self._measured():
             if _differ_in(axis, at, settings):
                 runs[self._curve_of(axis, at, settings)].append((drawn_at(axis, at), run.gen_tok_s))
         lines += [line(name, "measured", found) for name, found in runs.items()]
-        stale = [{**old, "stale": True} for old in self._shown if old["kind"] != "measured"] if busy else []
-        self._publish(
-            "curves",
-            {
-                "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
-                "y": {"label": "output tokens/s"},
-                "at": drawn_at(axis, settings),
-                "chosen": chosen,
-                "lines": [*stale, *lines],
-                "busy": busy,
-                "axis": axis.name,
-                "axes": [
-                    {"value": each.name, "label": each.label} for each in SLIDERS if len(each.steps(settings)) > 1
-                ],
-            },
-        )
-        return lines
+        stale = [{**old, "stale": True} for old in self._shown] if busy else []
+        return {
+            "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
+            "y": {"label": "output tokens/s"},
+            "at": drawn_at(axis, settings),
+            "chosen": settings.schedule.name,
+            "lines": [*stale, *lines],
+            "busy": busy,
+            "axis": axis.name,
+            "axes": [{"value": each.name, "label": each.label} for each in SLIDERS if len(each.steps(settings)) > 1],
+        }
 
     def _curve_of(self, axis: Slider, at: Settings, settings: Settings) -> str:
         """The name of the curve on which a measurement lies: its schedule's, as it is offered at the settings."""

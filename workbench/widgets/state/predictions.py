@@ -114,7 +114,7 @@ class Predictions:
         found = self._simulations.get(asked) or self._answers.get((asked, soon))
         while found is None:
             number = self._sample(asked, longest)
-            due = math.inf if number == 1 else perf_counter() + 2 * max(longest, FULL if number else longest)
+            due = math.inf if number == 1 else perf_counter() + max(2 * longest, 2 * FULL if number else FULL)
             found = self._simulated(asked.on(sample=number), lambda due=due: until() or perf_counter() > due)  # type: ignore[misc]
             if found is None and until():
                 raise StoppedError("the simulation was overtaken.")

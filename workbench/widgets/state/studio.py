@@ -143,12 +143,13 @@ class Studio:
         with self._lock:
             self._out(**{name: value})
 
-    def _publish_drawn(self, name: str, value: Any) -> None:
+    def _publish_drawn(self, **parts: Any) -> None:
         """Publish what was drawn; figures that have a problem come with changes that mend it."""
         with self._lock:
-            if name == "figures" and value["problem"]:
-                value = {**value, "mends": self._mends()}
-            self._out(**{name: value})
+            figures = parts.get("figures")
+            if figures and figures["problem"]:
+                parts["figures"] = {**figures, "mends": self._mends()}
+            self._out(**parts)
 
     def _show(self) -> None:
         """Publish everything that follows at once, and let the rest be drawn.
