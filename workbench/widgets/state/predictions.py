@@ -84,7 +84,7 @@ class Predictions:
         roomy = _roomy(settings)
         found = self._refusals.get(roomy)
         if found is None:
-            found = (self._refused(roomy),)
+            found = (self._refused(settings) and self._refused(roomy),)  # the first is asked for its prices anyway
             self._refusals[roomy] = found
         return found[0]
 
