@@ -1,5 +1,6 @@
 """Every scheduler live: the same greedy tokens, the batches of `simulate`, requests that arrive, experts counted."""
 
+import math
 import threading
 import time
 from typing import Any
@@ -12,7 +13,9 @@ import workbench as wb
 from tests.examples import examples
 from tests.live.test_law8 import CHECKS, live_and_virtual
 from tests.live.world import RUNNABLE, computed_by, longest, machine, requests, scenario
+from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScenarioError
+from workbench.engine.lanes import meter as meters
 from workbench.engine.lanes.meter import Meter, processors
 from workbench.engine.model import ops
 from workbench.models import ModelConfig
@@ -195,13 +198,32 @@ def test_the_processors_counters_are_summed_and_may_begin_again_at_zero(tmp_path
     assert meter.read().source.startswith("RAPL")
 
 
+@pytest.mark.parametrize(("on_card", "told"), [(True, "the processors; the GPUs"), (False, "the processors")])
+def test_a_run_on_a_card_counts_the_energy_of_the_gpus_too(on_card: bool, told: str, monkeypatch: Any) -> None:
+    count = [0.0, 0.0]
+    monkeypatch.setattr(meters, "processors", lambda: Meter("the processors", [(lambda: count[0], math.inf)]))
+    monkeypatch.setattr(meters, "gpus", lambda: Meter("the GPUs", [(lambda: count[1], math.inf)]))
+    meter = meters.energy_meter(on_card=on_card)
+    assert meter is not None
+    count[:] = 3.0, 4.0
+    assert meter.read() == Energy(7.0 if on_card else 3.0, told)
+
+
+def test_what_counts_no_energy_is_left_out(monkeypatch: Any) -> None:
+    monkeypatch.setattr(meters, "processors", lambda: None)
+    monkeypatch.setattr(meters, "gpus", lambda: None)
+    assert meters.energy_meter(on_card=True) is None
+    monkeypatch.setattr(meters, "gpus", lambda: Meter("the GPUs", []))
+    alone = meters.energy_meter(on_card=True)
+    assert alone is not None
+    assert alone.read().source == "the GPUs"
+
+
 def test_where_nothing_is_counted_the_model_says_so(tmp_path: Any, tiny: ModelConfig, monkeypatch: Any) -> None:
     assert processors(tmp_path) is None
-    from workbench.engine import engine
-
     of = scenario(tiny, ASKED[:2], on=machine())
-    monkeypatch.setattr(engine, "processors", lambda: None)
+    monkeypatch.setattr(meters, "processors", lambda: None)
     assert wb.run(of, Sequential()).energy.source.startswith("model")
     ticks = iter(range(1000))
-    monkeypatch.setattr(engine, "processors", lambda: Meter("RAPL", [(lambda: float(next(ticks)), 1e9)]))
+    monkeypatch.setattr(meters, "processors", lambda: Meter("RAPL", [(lambda: float(next(ticks)), 1e9)]))
     assert wb.run(of, Sequential()).energy.source == "RAPL"

@@ -14,6 +14,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
 from workbench.engine import RunState
+from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
@@ -24,7 +25,7 @@ from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Control
 from workbench.widgets.state.drawing import Drawing, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
-from workbench.widgets.state.runs import Planned, Runs, spread, swept
+from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio, _changed
 from workbench.widgets.state.wirings import presets
@@ -740,3 +741,11 @@ def test_a_run_that_is_stopped_while_it_waits_never_begins():
     _, shown = published_by(runs_of, settings)
     assert shown[-1]["state"] == "stopped"
     assert "before" in shown[-1]["text"]
+
+
+def test_the_prediction_beside_a_run_says_what_it_rests_on():
+    settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
+    assert prediction_of(settings, math.nan) == ""
+    assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration"
+    calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
+    assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"

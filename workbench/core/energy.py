@@ -23,7 +23,7 @@ class Energy:
     ----------
     joules : float
     source : str
-        ``NVML`` or ``RAPL`` if a meter counted it, else ``model`` and the hardware that its constants hold for.
+        ``NVML``, ``RAPL`` or both if a meter counted it, else ``model`` and the hardware that its constants hold for.
     """
 
     joules: float

@@ -20,7 +20,7 @@ from workbench.engine.inbox import Calls, Inbox
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
 from workbench.engine.lanes.lanes import Action, Executor, Job
-from workbench.engine.lanes.meter import processors
+from workbench.engine.lanes.meter import energy_meter
 from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
@@ -182,7 +182,7 @@ class Engine:
         self._blocks = blocks
         self._renew()
         self._now = 0.0
-        self._meter = processors()
+        self._meter = energy_meter(on_card=not self.driver.on_host)
         self.watch.start()
 
     def advance(self, queue: Queue, record: Record) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 from workbench.core.energy import Energy
@@ -40,6 +41,16 @@ class Meter:
             self._joules += after - before + (most if after < before else 0.0)
         self._seen = now
         return Energy(self._joules, self._source)
+
+    def beside(self, other: Meter) -> Meter:
+        """A meter that counts what both do."""
+        return Meter(f"{self._source}; {other._source}", [*self._counters, *other._counters])
+
+
+def energy_meter(*, on_card: bool) -> Meter | None:
+    """A meter of what computes a run: the processors, and with a card the GPUs; of one of them where one counts."""
+    found = [meter for meter in (processors(), gpus() if on_card else None) if meter is not None]
+    return reduce(Meter.beside, found) if found else None
 
 
 def processors(root: Path = RAPL) -> Meter | None:

@@ -139,7 +139,7 @@ class Runs:
 
     def _run_all(self, planned: Sequence[Planned]) -> None:
         for number, (settings, title) in enumerate(planned):
-            simulated = self._simulated(settings)
+            simulated = prediction_of(settings, self._simulated(settings))
             self._quiet()
             if self._stopped.is_set():
                 if number == 0:
@@ -160,7 +160,7 @@ class Runs:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{type(error).__name__}: {error}"})
                 return
 
-    def _watch(self, run: LiveRun, of: str, simulated: float) -> None:
+    def _watch(self, run: LiveRun, of: str, simulated: str) -> None:
         monitor = Monitor()
         begin = time.perf_counter()
         self._samples = []
@@ -190,15 +190,23 @@ class Runs:
         self._show({**told, **now, "channels": channels})
 
 
-def _told(run: LiveRun, progress: Progress, of: str, simulated: float, elapsed: float) -> Plain:
+def prediction_of(settings: Settings, rate: float) -> str:
+    """What the simulation says of a run, behind the rate so far; empty where there is none."""
+    if math.isnan(rate):
+        return ""
+    how = "" if settings.machine.profiles else ", without a calibration"
+    return f"; {digits(rate)} simulated for the whole run{how}"
+
+
+def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: float) -> Plain:
     """The state of a run for the browser, which began some seconds ago."""
     state = run.state
     taken = format_seconds(progress.seconds) if progress.seconds else "0 s"
     text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {taken}, iteration {progress.iterations:,}"
     if not progress.iterations:
         text = f"{of}no iteration has ended after {elapsed:.0f} s; the first one has the most prompts"
-    if progress.emitted and not math.isnan(simulated):
-        text += f": {digits(progress.emitted / progress.seconds)} tokens/s, {digits(simulated)} simulated"
+    if progress.emitted:
+        text += f": {digits(progress.emitted / progress.seconds)} tokens/s so far{simulated}"
     if state is RunState.FAILED and run.error is not None:
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
