@@ -86,8 +86,21 @@ def test_tokens_are_the_hosts(name: str, scheduler: int, seed: int, four: ModelC
         if "in pieces" not in str(error):
             raise
         pytest.skip("the pipeline takes no prompts in pieces")
-    assert found.tokens == wb.run(of, schedule).tokens
+    here = wb.run(of, schedule)
+    assert found.tokens == here.tokens
+    assert found.expert_counts == here.expert_counts
     assert found.backend.startswith("gpu lane on rehearsal")
+
+
+def test_the_host_waits_as_often_for_many_layers_as_for_few(make_model: MakeModel, on_card: Any) -> None:
+    """Positions, tables and counts of experts cross the link once for a batch, not once for each layer."""
+    waits = list[int]()
+    for layers in (2, 5):
+        model = make_model(replace(TINY, name=f"of-{layers}", num_hidden_layers=layers, head_dim=16), 2)
+        drivers = on_card(Adversary())
+        wb.run(asked_of(model, WIRED["vslpipe"]), Sequential(), device="cuda")
+        waits.append(sum(drivers[0].waits.values()))
+    assert waits[0] == waits[1]
 
 
 def test_the_card_is_empty_afterwards(four: ModelConfig, on_card: Any) -> None:

@@ -236,6 +236,13 @@ class Engine:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         layouts = [RowLayout.of(batch, self._blocks) for batch in plan.parts]
+        try:
+            return self._executed(plan, layouts, number)
+        finally:
+            for layout in layouts:
+                layout.leave()
+
+    def _executed(self, plan: Plan, layouts: list[RowLayout], number: int) -> dict[str, float]:
         with self._between.issuing():
             self.forward.begin(plan.parts, layouts)
         self._between.finish()
@@ -251,6 +258,7 @@ class Engine:
         with self._between.issuing():
             for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
                 self.forward.keep(part, layout, batch)
+            self.forward.routed.settle()
         self._between.finish()
         self._now = self.watch.now
         return self._record(ended, number)

@@ -358,7 +358,7 @@ class Forward:
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None and stage.device is self._stack.kv_device(layer):  # else the link stores them
-            self._cache.append(layer, layout.slots, _rows(k, rows), _rows(v, rows))
+            self._cache.append(layer, layout, _rows(k, rows), _rows(v, rows))
         if q is None or not len(layout.lengths):
             return
         how = self._layers[stage.device][layer].attention
@@ -448,7 +448,7 @@ class Forward:
             self._driver.pinned((name, part), rows.shape, rows.dtype) for name, rows in zip("kv", new, strict=True)
         ]
         copies = [copy_over(self._driver, to, rows) for to, rows in zip(there, new, strict=True)]
-        return Transfer(copies, lambda: self._cache.append(layer, layout.slots, *there))
+        return Transfer(copies, lambda: self._cache.append(layer, layout, *there))
 
     def read_back(self) -> None:
         """Compare placement, precision and KV capacity that ran with those of the scenario.

@@ -89,16 +89,20 @@ class KVCache:
         for rows in (1, MOST + 1):
             several = RowLayout.smallest(rows)
             q, k, v = (torch.zeros(rows, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
-            self.append(0, several.slots, k, v)
+            self.append(0, several, k, v)
             self.attend(0, several, q, EVERYTHING)
 
-    def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
+        pool = self.pools[layer]
         few = self._few[layer]
-        if few is not None and 0 < len(slots) <= MOST:
-            few.append(slots, k, v)
-            return
-        _append(self.pools[layer], self._model, slots, k, v)
+        if few is not None and 0 < len(layout.slots) <= MOST:
+            few.append(layout.slots, k, v)
+        elif pool.device.type == "cpu":
+            heads = _heads(self._model, k.float(), v.float())
+            append_kv(pool, layout.slots, *heads)
+        else:
+            append_kv(pool, layout.on(pool.device).slots, *_heads(self._model, k, v))
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
@@ -218,7 +222,10 @@ class FetchedKV:
         size = self.pool.shape[3]
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
-        _append(self.pool, self._model, slots, k, v)
+        if self.pool.device.type == "cpu":
+            append_kv(self.pool, slots, *_heads(self._model, k.float(), v.float()))
+        else:
+            append_kv(self.pool, torch.from_numpy(slots).to(self.pool.device), *_heads(self._model, k, v))
         own = replace(layout, table=self._table[: len(last)])
         return _attend(self.pool, self._model, own, q, attention, self._control)
 
@@ -252,14 +259,10 @@ def slots_of(table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64], size: 
     return torch.from_numpy(slots[places < tokens[:, None]])
 
 
-def _append(
-    pool: torch.Tensor, model: ModelConfig, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor
-) -> None:
-    shape = (len(slots), model.num_key_value_heads, model.head_dim)
-    if pool.device.type == "cpu":
-        append_kv(pool, slots, k.float().view(shape), v.float().view(shape))
-    else:
-        append_kv(pool, torch.from_numpy(slots).to(pool.device), k.view(shape), v.view(shape))
+def _heads(model: ModelConfig, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (T, K D) by heads: (T, K, D)."""
+    shape = (len(k), model.num_key_value_heads, model.head_dim)
+    return k.view(shape), v.view(shape)
 
 
 def _attend(
@@ -295,9 +298,8 @@ def _attend_there(
 ) -> torch.Tensor:
     """Decode attention on a card."""
     queries = q.view(len(q), model.num_attention_heads, model.head_dim).to(pool.dtype)
-    table = torch.from_numpy(np.ascontiguousarray(layout.table)).to(pool.device)
-    lengths = torch.from_numpy(layout.lengths).to(pool.device)
-    out: torch.Tensor = decode_attention(queries, pool, table, lengths, **attention._asdict())
+    there = layout.on(pool.device)
+    out: torch.Tensor = decode_attention(queries, pool, there.table, there.lengths, **attention._asdict())
     return out.view(len(q), -1).to(q.dtype)
 
 

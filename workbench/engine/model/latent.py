@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from workbench.engine.loading.tensors import Tensors
@@ -152,9 +151,9 @@ class LatentCache(KVCache):
         """See `KVCache._by_numba`."""
         return False
 
-    def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the rotated keys (T, R) and latents (T, C) of new rows."""
-        self._rows(layer)[torch.from_numpy(slots)] = torch.cat((v, k), dim=1).to(self.pools[layer].dtype)
+        self._rows(layer)[torch.from_numpy(layout.slots)] = torch.cat((v, k), dim=1).to(self.pools[layer].dtype)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H (C + R)) -> (B, H C), on as many threads as torch uses."""

@@ -173,6 +173,31 @@ class RowLayout:
         ends = ends if self.chunks is None else ends[self.chunks.emits]
         return torch.from_numpy(self.skipped + np.concatenate((ends, np.arange(self.prefill, self.rows))))
 
+    @property
+    def starts(self) -> list[int]:
+        """The first row of each prefill, and the first behind them."""
+        return [0, *accumulate(self.prefill_len)]
+
+    @property
+    def key_starts(self) -> list[int]:
+        """The first key of each prefill where those of its tokens before its chunk come first; one more at the end."""
+        keys = [length + before for length, before in zip(self.prefill_len, self.before.tolist(), strict=True)]
+        return [0, *accumulate(keys)]
+
+    @cached_property
+    def _there(self) -> dict[torch.device, OnDevice]:
+        return {}
+
+    def on(self, device: torch.device) -> OnDevice:
+        """The layout in a device's memory."""
+        return self._there.setdefault(device, OnDevice(self, device))
+
+    def leave(self) -> None:
+        """Free the devices' memory that this layout takes, and that of its decodes alone."""
+        self._there.clear()
+        if "decodes_alone" in vars(self):
+            self.decodes_alone.leave()
+
     def rows_of(self, row_class: RowClass) -> slice:
         """Rows of a class in the buffers."""
         first = self.skipped + (self.prefill if row_class is RowClass.DECODE else 0)
@@ -187,6 +212,44 @@ class RowLayout:
     def before(self) -> npt.NDArray[np.int64]:
         """KV entries of each prefill that earlier chunks of its prompt wrote."""
         return np.zeros(len(self.prefill_len), np.int64) if self.chunks is None else self.chunks.start
+
+
+class OnDevice:
+    """What kernels on a device read of a layout: each comes there once, when it is first asked for."""
+
+    def __init__(self, layout: RowLayout, device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """See `RowLayout`."""
+        return self._layout.positions.to(self._device)
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """See `RowLayout`."""
+        return torch.from_numpy(self._layout.slots).to(self._device)
+
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """See `RowLayout`."""
+        return torch.from_numpy(np.ascontiguousarray(self._layout.table)).to(self._device)
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """See `RowLayout`."""
+        return torch.from_numpy(self._layout.lengths).to(self._device)
+
+    @cached_property
+    def starts(self) -> torch.Tensor:
+        """See `RowLayout.starts`."""
+        return torch.tensor(self._layout.starts, device=self._device)
+
+    @cached_property
+    def key_starts(self) -> torch.Tensor:
+        """See `RowLayout.key_starts`."""
+        return torch.tensor(self._layout.key_starts, device=self._device)
 
 
 def _matrices(weights: Tensors) -> Matrices:
@@ -269,7 +332,7 @@ class Ops:
         logits = torch.float32 if model.family.exact_router else dtype
         yield self.norm(row, row[0])
         yield self.linear(row, row)
-        yield self._attended(q, k, k, [0, 2], [0, 2])
+        yield self._attended(q, k, k, torch.tensor([0, 2]), None)
         yield self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         yield gated(row, threads=1)
         yield self._chosen(torch.zeros(1, model.num_local_experts, dtype=logits), 1, None)
@@ -308,7 +371,7 @@ class Ops:
         if model.clip_qkv is not None:
             projected.clamp_(-model.clip_qkv, model.clip_qkv)
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
-        positions = layout.positions.to(self._device)
+        positions = layout.on(self._device).positions
         q = self._rotated(positions, q, weights.get("q_norm"))
         k = self._rotated(positions, k, weights.get("k_norm"))
         return q, k, v.contiguous()
@@ -339,14 +402,14 @@ class Ops:
         model = self._model
         dims = {"q": model.head_dim, "k": model.head_dim, "v": model.v_head_dim or model.head_dim}
         q, k, v = (_with_before(layout, read, name).unflatten(1, (-1, dim)) for name, dim in dims.items())
-        lengths = layout.prefill_len
-        keys = [length + before for length, before in zip(lengths, layout.before.tolist(), strict=True)]
-        starts = [0, *accumulate(lengths)]
-        key_starts = [0, *accumulate(keys)]
+        starts = layout.starts
+        key_starts = layout.key_starts
+        keys = [last - first for first, last in pairwise(key_starts)]
         pair = 4 * self._model.q_size  # floating-point operations of a query and a key
-        if pair * sum(map(mul, lengths, keys)) <= self._step_flops:
+        if pair * sum(map(mul, layout.prefill_len, keys)) <= self._step_flops:
             self._control.check()
-            return self._attended(q, k, v, starts, key_starts)
+            there = layout.on(self._device)
+            return self._attended(q, k, v, there.starts, None if key_starts == starts else there.key_starts)
         outputs = []
         for (low, high), (first, last) in zip(pairwise(starts), pairwise(key_starts), strict=True):
             step = max(1, int(self._step_flops / (pair * (last - first))))
@@ -354,17 +417,15 @@ class Ops:
                 self._control.check()
                 end = min(begin + step, high)
                 seen = slice(first, last - (high - end))
-                edges = [0, end - begin]
-                outputs.append(self._attended(q[begin:end], k[seen], v[seen], edges, [0, seen.stop - first]))
+                edges, key_edges = torch.tensor([[0, end - begin], [0, seen.stop - first]], device=self._device)
+                outputs.append(self._attended(q[begin:end], k[seen], v[seen], edges, key_edges))
         return torch.cat(outputs)
 
     def _attended(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, key_starts: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention of sequences by their first queries and keys: -> (T, H D)."""
-        edges = torch.tensor(starts, device=self._device)
-        ends = None if key_starts == starts else torch.tensor(key_starts, device=self._device)
-        return prefill_attention(q, k, v, edges, key_starts=ends, **self.attention._asdict()).flatten(1)
+        """Attention of sequences by their first queries, and by their first keys if these are others: -> (T, H D)."""
+        return prefill_attention(q, k, v, starts, key_starts=key_starts, **self.attention._asdict()).flatten(1)
 
     def _added(self, x: torch.Tensor, sublayer: torch.Tensor) -> torch.Tensor:
         """The residual stream x (T, M) with what a sublayer adds."""

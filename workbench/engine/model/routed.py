@@ -33,7 +33,7 @@ class RoutedExperts:
     Attributes
     ----------
     counts : ndarray (layers, experts) int64
-        Times that each expert was computed for a row.
+        Times that each expert was computed for a row, until `settle` was called last.
     of_decodes : Counter
         Experts that were computed for decodes, "at once" and "late".
     """
@@ -54,6 +54,7 @@ class RoutedExperts:
         self._few = few
         self._driver = driver
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
+        self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2, experts) on the card
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._lock = threading.Lock()
 
@@ -127,20 +128,38 @@ class RoutedExperts:
     def count(self, stage: Stage, layer: int, prefills: torch.Tensor, decodes: torch.Tensor, when: str) -> None:
         """Count the experts that a stage computes of the gates (T, 2 j) of prefills and of decodes.
 
-        `when` is "at once" or "late".
+        `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`.
         """
-        every = self._model.num_local_experts
-        subset = stage.op.subset
-        mine = slice(None) if subset is None else np.array(subset.of(layer, every), np.int64)
-        counts = np.zeros((2, every), np.int64)
-        for place, gates in enumerate((prefills, decodes)):
-            ids = gates.cpu().numpy()[:, : gates.shape[1] // 2].astype(np.int64).ravel()
-            counts[place, mine] = np.bincount(ids, minlength=every)[mine]
-        both = counts.sum(axis=0)
+        choice = _Choice(stage, layer, when)
+        counts = torch.stack([_counted(gates, self._model.num_local_experts) for gates in (prefills, decodes)])
+        if counts.device.type == "cpu":
+            self._add(choice, counts.numpy())
+        else:
+            with self._lock:
+                self._chosen.append((choice, counts))
+
+    def settle(self) -> None:
+        """Bring what was counted on the card, in one copy."""
+        with self._lock:
+            chosen = self._chosen
+            self._chosen = []
+        if chosen:
+            every = torch.stack([counts for _, counts in chosen]).cpu().numpy()
+            for (choice, _), counts in zip(chosen, every, strict=True):
+                self._add(choice, counts)
+
+    def _add(self, choice: _Choice, counts: npt.NDArray[np.int64]) -> None:
+        """Add the counts (2, experts) of prefills and decodes, of those experts that the stage has."""
+        subset = choice.stage.op.subset
+        every = counts.shape[1]
+        mine = slice(None) if subset is None else np.array(subset.of(choice.layer, every), np.int64)
+        found = np.zeros_like(counts)
+        found[:, mine] = counts[:, mine]
+        both = found.sum(axis=0)
         with self._lock:
             self._touched += int(np.count_nonzero(both))
-            self.counts[layer] += both
-            self.of_decodes[when] += int(counts[1].sum())
+            self.counts[choice.layer] += both
+            self.of_decodes[choice.when] += int(found[1].sum())
 
     def touched(self) -> int:
         """Distinct experts of each stage and part since the last call, added up."""
@@ -148,6 +167,23 @@ class RoutedExperts:
             found = self._touched
             self._touched = 0
         return found
+
+
+class _Choice(NamedTuple):
+    """A stage of a layer that computed experts, "at once" or "late"."""
+
+    stage: Stage
+    layer: int
+    when: str
+
+
+def _counted(gates: torch.Tensor, experts: int) -> torch.Tensor:
+    """How often each of so many experts is in gates (T, 2 j): int64, where the gates are."""
+    ids = gates[:, : gates.shape[1] // 2].reshape(-1)
+    if ids.device.type == "cpu":
+        return torch.from_numpy(np.bincount(ids.numpy().astype(np.int64), minlength=experts))
+    chosen = ids.long()
+    return torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 class Pairs(NamedTuple):
