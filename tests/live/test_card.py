@@ -4,8 +4,10 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +20,11 @@ from tests.live.conftest import MakeModel
 from tests.live.test_stacks import ASKED, SCHEDULERS
 from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, scenario
 from tests.systems import STACKS
-from workbench.core.errors import CapacityError, EngineError, ScenarioError
+from workbench.core.errors import CapacityError, EngineError, ScenarioError, StoppedError
 from workbench.engine import live
 from workbench.engine.devices.cuda import CudaStream
 from workbench.engine.devices.driver import Stream
-from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.lanes import Executor, Job
 from workbench.engine.lanes.transfer import Transfer, copy_over
 from workbench.engine.model.forward import Forward
 from workbench.models import ModelConfig
@@ -245,11 +247,12 @@ def test_an_own_operation_answers_on_the_card(four: ModelConfig, on_card: Any) -
 
 
 class Noted:
-    """A copy to the card that tells when it is issued."""
+    """A copy of several packets to the card that tells when it begins; `target` is where it goes."""
 
     def __init__(self, driver: RehearsedDriver, name: str, said: list[str]) -> None:
-        host = driver.pin(torch.arange(1 << 13, dtype=torch.uint8))
-        self._copy = copy_over(driver, driver.empty(host.shape, torch.uint8), host)
+        self.source = torch.from_numpy(np.random.default_rng(len(name)).integers(0, 256, 200_000, np.uint8))
+        self.target = driver.empty(self.source.shape, torch.uint8)
+        self._copy = copy_over(driver, self.target, driver.pin(self.source))
         self._said = said
         self._name = name
 
@@ -258,30 +261,62 @@ class Noted:
         return self._copy.nbytes
 
     def pieces(self, size: int, stream: Stream) -> Iterator[int]:
-        self._said.append(f"issued {self._name}")
+        self._said.append(f"begun {self._name}")
         yield from self._copy.pieces(size, stream)
+
+
+class Link:
+    """An executor on a simulated card, whose link moves three transfers: two of bulk, a small one between them."""
+
+    names = ("first", "small", "second")
+
+    def __init__(self) -> None:
+        self.driver = rehearsed(Adversary())
+        self.said = list[str]()
+        self.copies = {name: Noted(self.driver, name, self.said) for name in self.names}
+        self.executor = Executor(1e6, 1e6, throttled=False, packet_seconds=1e-3, driver=self.driver)
+
+    def run(self, on_landing: Callable[[str], object] = lambda name: None) -> list[Job]:
+        small = Task(Node(NodeKind.MOVE, "H", "h2d"), 0, 0, after=(0,))
+        tasks = [Task(WEIGHTS, 0, None, bulk=True), small, Task(WEIGHTS, 1, None, bulk=True)]
+
+        def landed(name: str) -> None:
+            self.said.append(f"landed {name}")
+            on_landing(name)
+
+        def action(name: str) -> Callable[[], Transfer]:
+            return lambda: Transfer([self.copies[name]], partial(landed, name))
+
+        return self.executor.run(tasks, [action(name) for name in self.names])
+
+    def close(self) -> None:
+        self.executor.close()
+        self.driver.close()
 
 
 def test_the_link_goes_on_from_one_bulk_transfer_to_the_next() -> None:
     """The card has the next copies before the last ones have landed, and has each once; a small one comes between."""
-    driver = rehearsed(Adversary())
-    said = list[str]()
-
-    def action(name: str) -> Callable[[], Transfer]:
-        return lambda: Transfer([Noted(driver, name, said)], lambda: said.append(f"landed {name}"))
-
-    executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3, driver=driver)
-    tasks = [
-        Task(WEIGHTS, 0, None, bulk=True),
-        Task(Node(NodeKind.MOVE, "H", "h2d"), 0, 0, after=(0,)),
-        Task(WEIGHTS, 1, None, bulk=True),
-    ]
+    link = Link()
     try:
-        jobs = executor.run(tasks, [action("first"), action("small"), action("second")])
+        jobs = link.run()
+        with link.driver.stream("h2d").issuing():
+            there = {name: copy.target.cpu() for name, copy in link.copies.items()}
     finally:
-        executor.close()
-        driver.close()
-    assert [job.bytes for job in jobs] == [1 << 13] * 3
-    before = said[: said.index("landed first")]
-    assert before == ["issued first", "issued second"]
-    assert sorted(said[len(before) :]) == ["issued small", "landed first", "landed second", "landed small"]
+        link.close()
+    assert [job.bytes for job in jobs] == [200_000] * 3
+    assert all(torch.equal(there[name], copy.source) for name, copy in link.copies.items())
+    before = link.said[: link.said.index("landed first")]
+    assert before == ["begun first", "begun second"]
+    assert sorted(link.said[len(before) :]) == ["begun small", "landed first", "landed second", "landed small"]
+
+
+def test_a_transfer_that_was_begun_and_had_no_turn_leaves_nothing_on_the_card() -> None:
+    link = Link()
+    try:
+        with pytest.raises(StoppedError):
+            link.run(lambda name: link.executor.control.stop())
+    finally:
+        link.copies.clear()
+        link.close()
+    assert link.said == ["begun first", "begun second", "landed first"]
+    assert not link.driver.cuda.memory.used

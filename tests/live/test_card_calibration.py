@@ -11,11 +11,12 @@ from tests.device.streams import Adversary
 from tests.live.conftest import MakeModel
 from tests.live.test_stacks import ASKED
 from tests.live.world import TINY, WIRED, longest, machine, scenario
-from workbench.core.errors import EngineError, ScenarioError
+from workbench.core.errors import CapacityError, EngineError, ScenarioError
 from workbench.engine import live
 from workbench.engine.calibration import beside, calibrate
 from workbench.engine.calibration.card import Sizes, measure_card
 from workbench.engine.calibration.timed import Shape
+from workbench.engine.session import Session
 from workbench.hardware import Machine
 from workbench.hardware.profile import Cores
 from workbench.models import ModelConfig
@@ -113,6 +114,23 @@ def test_a_card_has_no_second_run_beside_it(model: ModelConfig) -> None:
 
 @pytest.mark.parametrize("device, said", [("cuda", "torch finds no GPU here"), ("tpu", "no device 'tpu'")])
 def test_a_device_that_is_not_there_is_refused(device: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ScenarioError, match=said):
         Machine.local(device=device)
+
+
+def test_a_model_whose_plans_do_not_fit_the_card_together_is_refused(
+    model: ModelConfig, measured: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Each of them alone would."""
+    small = replace(measured, gpu=replace(measured.gpu, memory=180e6))
+    monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: small))
+    monkeypatch.setattr(calibrate, "cache_path", lambda name: tmp_path / name)
+    with pytest.raises(CapacityError, match=r"calibrating on rehearsal takes 213 MB of its 180 MB of memory"):
+        calibrate.calibrate(model, device="cuda")
+
+
+def test_a_session_is_told_to_compute_on_the_cpu(model: ModelConfig) -> None:
+    of = scenario(model, ASKED).on(machine=replace(machine(), cores=CARD))
+    with pytest.raises(EngineError, match="a session computes on the CPU"):
+        Session(of, Sequential())

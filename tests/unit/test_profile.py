@@ -75,9 +75,22 @@ def test_a_card_without_times_is_predicted_as_one_of_the_catalogue(schedule):
     here = scenario.on(machine=replace(scenario.machine, cores=Cores.beside_card(4)))
     assert bound(here, schedule).seconds == pytest.approx(bound(scenario, schedule).seconds)
     for detail in Detail:
-        assert simulate(here, schedule, detail=detail).seconds == pytest.approx(
-            simulate(scenario, schedule, detail=detail).seconds
-        )
+        found = simulate(here, schedule, detail=detail).seconds
+        assert found == pytest.approx(simulate(scenario, schedule, detail=detail).seconds)
+
+
+def test_weights_that_go_to_a_card_slow_the_cpu_lane_down_as_measured():
+    scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=5e8, dram=1e7))
+    seconds = []
+    for slowdown in (0.0, 1e-8):
+        cores = replace(Cores.beside_card(4), cpu_slowdown=slowdown)
+        here = scenario.on(machine=replace(scenario.machine, cores=cores))
+        prepared = prepare(here, VSLPipe())
+        tasks = prepared.lowering.tasks(Step.MIDDLE)
+        rows = [prepared.cost.by_kind(lambda _: Rows(decode=6, context=60, emits=6))] * 2
+        pace = prepared.plans.pace(tasks, rows, cores)
+        seconds.append(pace.cpu_slowdown)
+    assert seconds == [0.0, pytest.approx(1 - 1 / (1 + 1e-8 * 5e8))]
 
 
 @pytest.mark.parametrize("detail", Detail)

@@ -1,5 +1,6 @@
 """The state behind a view: what messages do to wiring and settings, and what is shown of them."""
 
+import gc
 import json
 import math
 import time
@@ -22,7 +23,7 @@ from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
-from workbench.widgets.state.drawing import Drawing, _Points
+from workbench.widgets.state.drawing import Drawing, _collect_garbage, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
@@ -749,3 +750,22 @@ def test_the_prediction_beside_a_run_says_what_it_rests_on():
     assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration"
     calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
     assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"
+
+
+def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
+    """Quick samples, or a single request, are asked for as a sample of all, which has a pace of its own."""
+    settings = Settings.of(long_runs(), VSLPipe())
+    predictions = Predictions()
+    predictions._paces[_wired(settings), True] = 1.0
+    predictions._paces[_wired(settings), False] = 1e-12
+    assert predictions._sample(settings, predicted.SOON) == settings.requests
+    assert predictions._sample(settings.on(requests=1), predicted.SOON) == 1
+
+
+@pytest.mark.parametrize(("since", "moved", "collects"), [(20, False, 1), (2, False, 0), (20, True, 0)])
+def test_garbage_is_collected_while_the_browser_draws(since, moved, collects, monkeypatch):
+    collected = list[int]()
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0, since))
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
+    _collect_garbage(lambda: moved)
+    assert len(collected) == collects

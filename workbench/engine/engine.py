@@ -71,7 +71,7 @@ class Engine:
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
         self.watch = Stopwatch()
-        self._cores = self._division(scenario.machine)
+        self.cores = self._division(scenario.machine)
         link = scenario.machine.link
         take()  # at once: a run that begins while this one reads its model would take the readers' threads for usual
         try:
@@ -246,7 +246,7 @@ class Engine:
         with self._between.issuing():
             self.forward.begin(plan.parts, layouts)
         self._between.finish()
-        self._executor.pin(affinities(self.paced(plan), self._cores))
+        self._executor.pin(affinities(self.paced(plan), self.cores))
         self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
@@ -265,10 +265,10 @@ class Engine:
 
     def paced(self, plan: Plan) -> Pace:
         """Division of the cores among the lanes while a plan is executed."""
-        if not self.driver.on_host or self._prepared.scenario.machine.has_card:  # which has no times of shared cores
-            return Pace(self._cores.gpu, self._cores.cpu, "" if self._cores.spare else "gpu", 0.0, 0.0)
+        if not self.driver.on_host or self._prepared.scenario.machine.has_card:  # it knows no times of shared cores
+            return Pace(self.cores.gpu, self.cores.cpu, "" if self.cores.spare else "gpu", 0.0, 0.0)
         rows = [self._prepared.cost.part(batch) for batch in plan.parts]
-        return self._prepared.plans.pace(plan.tasks, rows, self._cores)
+        return self._prepared.plans.pace(plan.tasks, rows, self.cores)
 
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
         busy = dict.fromkeys(LANES, 0.0)

@@ -95,6 +95,8 @@ class Session:
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         prepared = prepare(scenario, schedule)
+        if scenario.machine.has_card:
+            raise EngineError("a session computes on the CPU; give machine=wb.Machine.local().")
         check_runnable(prepared)
         self._prepared = prepared
         self._longest = int((scenario.workload.prompt_len + scenario.workload.output_len).max())

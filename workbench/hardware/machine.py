@@ -23,6 +23,7 @@ from workbench.core.kept import kept
 from workbench.core.records import from_plain, read_json, reason, to_plain
 from workbench.core.units import format_bytes, is_number, is_whole, parse_bytes
 from workbench.hardware.profile import Cores, Profile
+from workbench.hardware.system import System
 
 _RECORD = "record 2"
 """Version of a measured record's contents; another version is measured anew."""
@@ -355,7 +356,9 @@ class Machine:
         ScenarioError
             If there is no such device, or measuring fails.
         """
-        path = _record_path(_card(device))
+        if device not in ("cpu", "cuda"):
+            raise ScenarioError(f"Machine.local has no device {device!r}; give device='cpu' or 'cuda'.")
+        path = _record_path(device)
         what = "the rates of this computer"
         return kept(path, partial(cls._measured, device), load=cls.load, save=cls.save, what=what, refresh=refresh)
 
@@ -441,30 +444,12 @@ def _rates(device: Device) -> str:
     return ", ".join(f"{rate / 1e12:.3g} TFLOP/s {dtype}" for dtype, rate in device.flops)
 
 
-def _card(device: str) -> str:
-    """Name of the card that computes the gpu lane; empty where the CPU does.
-
-    Raises
-    ------
-    ScenarioError
-        If there is no such device.
-    """
-    if device == "cpu":
-        return ""
-    if device != "cuda":
-        raise ScenarioError(f"Machine.local has no device {device!r}; give device='cpu' or 'cuda'.")
-    import torch  # takes a second
-
-    if not torch.cuda.is_available():
-        raise ScenarioError("torch finds no GPU here; leave device out, or install torch for your card.")
-    return str(torch.cuda.get_device_name())
-
-
-def _record_path(card: str) -> Path:
+def _record_path(device: str) -> Path:
     """Path of this computer's measured record; its name depends on everything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
-    key = "|".join([_RECORD, *computer, *versions, *filter(None, [card])])
+    cards = ["cuda", *System().cards] if device == "cuda" else []
+    key = "|".join([_RECORD, *computer, *versions, *cards])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 

@@ -36,6 +36,12 @@ class System:
         return found[1].strip() if found else ""
 
     @property
+    def cards(self) -> list[str]:
+        """What NVIDIA's driver says of its cards, a text for each."""
+        folders = sorted((self.root / "proc/driver/nvidia/gpus").glob("*"))
+        return [self.text(folder / "information") for folder in folders]
+
+    @property
     def last_cache(self) -> str:
         """Size of the last-level cache of the first core, such as ``32768K``; empty if it is not told."""
         folder = self.root / "sys/devices/system/cpu/cpu0/cache"

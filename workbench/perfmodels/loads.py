@@ -195,7 +195,8 @@ class _Terms:
         ]
         self._add_compute(lane, ways, layer, times)
         if lane == "cpu" and not self._shared:
-            reading = (self._reading(cost.call(each, layer=layer)) for each in (at_once, stage))
+            threads, *_ = self._threads(lane)
+            reading = (self._reading(cost.call(each, threads, layer)) for each in (at_once, stage))
             self._add(DRAM, [_Way(*reading)], layer, times)
         added = partial(cost.adding_up, stage, layer=layer)
         if added(Rows(decode=1, emits=1)):

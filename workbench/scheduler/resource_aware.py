@@ -40,7 +40,7 @@ class ResourceAware(LimitedScheduler):
     ----------
     token_budget : float, optional
         Tokens per iteration [tokens]; by default those that the GPU computes while one pass of weights streams, or
-        two of the longest prompts where that is more.
+        two mean prompts where that is more.
     admission : Admission
         GREEDY, or PACED at q = N / S requests per iteration: N blocks over the mean of what a request of this
         workload holds over its life, S = sum over i < g of ceil((p + i) / b).

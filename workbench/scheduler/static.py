@@ -34,7 +34,7 @@ class StaticBatching(LimitedScheduler):
         Requests per micro-batch; by default as many as the KV cache holds to their end.
     token_budget : float, optional
         Limit on the prompt tokens of an iteration, and on the sequences that run at a time [tokens]; by default those
-        that the GPU computes while one pass of weights streams, or two of the longest prompts where that is more. A
+        that the GPU computes while one pass of weights streams, or two mean prompts where that is more. A
         longer prompt is prefilled alone.
     max_running : int, optional
         See `LimitedScheduler`: of the requests that the micro-batches would hold, only so many, those that were dealt

@@ -37,7 +37,7 @@ _KEPT = 64
 """Prices, and schedules lowered by them, that are kept for other scenarios with the same."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 _PROMPTS = 2
-"""Longest prompts for which an iteration has room, where the scheduler names no budget."""
+"""Mean prompts for which an iteration has room, where the scheduler names no budget."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,13 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
 
 
 def _usual_budget(cost: TaskCost, scenario: Scenario) -> float:
-    """Tokens per iteration where the scheduler names none: see `TaskCost.token_budget`, and room for two prompts.
+    """Tokens per iteration where the scheduler names none: see `TaskCost.token_budget`, and room for two mean prompts.
 
-    A prompt that is longer than the budget runs alone, so that decodes would follow one another instead of together.
+    A prompt enters only where the budget has room for it beside the decodes. With room for less than one, each request
+    would be served alone; with room for one, each decode would keep the next prompt out.
     """
-    return max(cost.token_budget, _PROMPTS * float(scenario.workload.prompt_len.max()))
+    prompt, _ = scenario.workload.mean_len
+    return max(cost.token_budget, float(_PROMPTS * prompt))
 
 
 @lru_cache(maxsize=_KEPT)

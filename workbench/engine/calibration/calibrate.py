@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,11 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
-from workbench.core.errors import EngineError
+from workbench.core.errors import CapacityError, EngineError
 from workbench.core.kept import kept
 from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
+from workbench.core.units import format_bytes
 from workbench.engine.calibration.beside import BESIDE, Beside, beside
 from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
@@ -45,6 +46,7 @@ from workbench.schedules import CGOPipe, FlexGenS3, Schedule, Sequential, VSLPip
 from workbench.schedules.base import Step
 from workbench.schedules.plan import Plan, Task
 from workbench.serving import prepare, serve
+from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared, price
 from workbench.serving.task_cost import profile_shape
 from workbench.stages import (
@@ -268,6 +270,16 @@ class _Hollow(Engine):
         pass
 
 
+def _check_card_memory(plans: Iterable[Prepared], machine: Machine) -> None:
+    """Refuse a model whose plans, which are all on the card at once, need more memory than it has."""
+    needed = sum(ledger(each).gpu.total for each in plans)
+    if machine.has_card and needed > machine.gpu.memory:
+        raise CapacityError(
+            f"calibrating on {machine.gpu.name} takes {format_bytes(needed)} of its {format_bytes(machine.gpu.memory)} "
+            "of memory; simulate with the rates of Machine.local(device='cuda')."
+        )
+
+
 class _Bench:
     """Times operations in plans that engines execute."""
 
@@ -280,12 +292,24 @@ class _Bench:
         self._random = np.random.default_rng(0)
         self._noise: list[Noise] = []
         self._engines: dict[str, TimedEngine] = {}
+        prepared = {kind: prepare(here, schedule) for kind, here, schedule in self._plans()}
+        _check_card_memory(prepared.values(), machine)
+        try:
+            for kind, each in prepared.items():
+                self._engines[kind] = TimedEngine(each, self._driver())
+        except BaseException:
+            self.close()
+            raise
+
+    def _plans(self) -> Iterator[tuple[str, Scenario, Schedule]]:
+        """The scenario and the schedule of each kind of plans."""
+        machine = self._machine
         fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
         for kind, (pipeline, schedule) in _KINDS.items():
-            here = scenario.on(pipeline=pipeline)
+            here = self._scenario.on(pipeline=pipeline)
             if kind == "streamed" and not machine.has_card:
                 here = here.on(machine=machine.limit(link=fastest))
-            self._engines[kind] = TimedEngine(prepare(here, schedule), self._driver())
+            yield kind, here, schedule
 
     def _driver(self) -> Driver:
         """The device of an engine's gpu lane."""
@@ -384,9 +408,11 @@ class _Bench:
 
         As they were in plans whose tasks follow one another.
         """
-        rate = self._scenario.machine.link.h2d
-        moves = [move.seconds - move.size / rate for one in waiting for move in one.moves if not move.weights]
-        fetches = [move.seconds - move.size / rate for one in waiting for move in one.moves if move.weights]
+        link = self._scenario.machine.link
+        rates = {"h2d": link.h2d, "d2h": link.d2h}
+        moved = [(move, move.seconds - move.size / rates[move.lane]) for one in waiting for move in one.moves]
+        moves = [beyond for move, beyond in moved if not move.weights]
+        fetches = [beyond for move, beyond in moved if move.weights]
         linked = typical([wait for one in streamed for wait in one.waits(("h2d", "d2h"))])
         handed = typical([wait for one in streamed for wait in one.waits(("gpu", "cpu"))])
         beyond = median(one.beyond_operations for one in streamed)  # lanes also move where a pass has other threads
@@ -431,7 +457,7 @@ class _Bench:
         layer = self._model.num_hidden_layers - 1
         action = lambda: engine.forward.compute(stage, layer, 0, layout)  # noqa: E731
         own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
-        places = affinities(self._pace(threads), self._cores)
+        places = affinities(self._pace(threads), self._engines["streamed"].cores)
         driver = self._driver()
         if driver.on_host:
             return beside(op, action, places, own_seconds, driver=driver)

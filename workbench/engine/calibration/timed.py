@@ -84,8 +84,9 @@ class Call(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A transfer, of weights or of activations: seconds that it held the link, and bytes."""
+    """A transfer, of weights or of activations, on a lane of the link: seconds that it held it, and bytes."""
 
+    lane: str
     weights: bool
     seconds: float
     size: int
@@ -221,7 +222,9 @@ class TimedEngine(Engine):
         for job, _ in ended:
             if job.bytes:
                 weights = job.task.node.kind is NodeKind.WEIGHTS
-                self._moves.append(Move(weights, sum(end - start for start, end in job.spans), job.bytes))
+                self._moves.append(
+                    Move(job.task.node.lane, weights, sum(end - start for start, end in job.spans), job.bytes)
+                )
         return super()._record(ended, number)
 
     def paced(self, plan: Plan) -> Pace:

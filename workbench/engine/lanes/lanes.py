@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -135,7 +136,10 @@ class Lane(threading.Thread):
 
 
 class _Moving:
-    """A transfer under way: its copies are issued packet by packet, `_IN_FLIGHT` ahead of what has landed."""
+    """A transfer under way: its copies are issued packet by packet, `_IN_FLIGHT` ahead of what has landed.
+
+    Its first packet may be issued early, by `begin`, before it has its turn.
+    """
 
     def __init__(self, transfer: Transfer, packet: int, stream: Stream) -> None:
         self.transfer = transfer
@@ -161,26 +165,27 @@ class _Moving:
         return size
 
     def begin(self) -> None:
-        """Issue what may be in flight before the transfer has its turn."""
-        self._early.extend(islice(self._rest, _IN_FLIGHT))
+        """Issue the first packet."""
+        self._early.extend(islice(self._rest, 1))
 
     def packets(self) -> Iterator[int]:
-        """The bytes of every packet, as it is issued."""
+        """The bytes of every packet; one that was not issued early is issued then."""
         for size in chain(self._early, self._rest):
             if len(self._flying) > _IN_FLIGHT:
                 self._flying.popleft().wait()
             yield size
 
-    def land(self) -> None:
-        """Wait until everything has arrived."""
-        while self._flying:
+    def land(self, left: int = 0) -> None:
+        """Wait until everything has arrived but so many packets."""
+        while len(self._flying) > left:
             self._flying.popleft().wait()
 
 
 class Mover(Lane):
     """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets.
 
-    The link to a card goes on from one bulk transfer to the next that is ready.
+    The link to a card goes on from one bulk transfer to the next that is ready: its first packet is issued while the
+    last one of the other lands. What was begun and had no turn, since the plan was drained, is let go at the end.
     """
 
     def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
@@ -199,6 +204,10 @@ class Mover(Lane):
         """See `Lane.run`."""
         end_sleeps_on_time()
         super().run()
+        if self._begun is not None:
+            self._begun = None
+            with suppress(RuntimeError):  # a card that was lost has been told of by then
+                self.stream.finish()
 
     def work(self, job: Job) -> None:
         """Make the copies in packets."""
@@ -210,8 +219,7 @@ class Mover(Lane):
             whole = moving is not None and self._move(job, moving)
         finally:
             if not whole:
-                self.stream.finish()
-                self._urgent.finish()
+                self._stream_of(job).finish()
         if moving is not None and whole and moving.transfer.arrived:
             moving.transfer.arrived()
 
@@ -224,10 +232,13 @@ class Mover(Lane):
 
     def _start(self, job: Job) -> _Moving | None:
         """Work out the transfer of a job; None if it has none."""
-        stream = self.stream if job.task.bulk else self._urgent
+        stream = self._stream_of(job)
         with stream.issuing():
             transfer = None if job.action is None else job.action()
         return _Moving(transfer, self._packet, stream) if isinstance(transfer, Transfer) else None
+
+    def _stream_of(self, job: Job) -> Stream:
+        return self.stream if job.task.bulk else self._urgent
 
     def _begin_next(self) -> None:
         """Begin the next bulk transfer, if it is ready, behind the one that is landing."""
@@ -245,6 +256,7 @@ class Mover(Lane):
         if not all(self._packet_ended(job, size) for size in moving.packets()):
             return False
         if self._goes_on and job.task.bulk:
+            moving.land(left=1)
             self._begin_next()
         moving.land()
         return True
@@ -284,7 +296,8 @@ class Executor:
     control : Control, optional
         Control of the run; a new one if not given.
     driver : Driver, optional
-        The device of the gpu lane; the host if not given. Every task is waited for before the next begins on its lane.
+        The device of the gpu lane; the host if not given. Every task is waited for before the next begins on its lane;
+        only a bulk transfer to a card begins while the last one lands.
     """
 
     def __init__(

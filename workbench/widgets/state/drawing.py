@@ -30,7 +30,7 @@ _PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
-_DUE = 12  # collections of the middle generation, two for each move, after which the oldest one is near
+_DUE = 12  # collections of younger objects, two for each move, since the last of all: Python makes that one from 11 on
 _SENT = 0.03  # seconds in which a message has left the kernel
 
 EMPTY: Plain = {
@@ -140,11 +140,13 @@ class Drawing:
         chosen = settings.schedule
         simulation = partial(self._predictions.simulation, until=overtaken)
         found: dict[str, Result | Refused] = {chosen.name: simulation(settings, chosen, soon=True)}
-        self._publish(
-            figures=self._figures(settings, found, None),
-            curves=self._first_curves(settings, overtaken),
-            lanes=self._lanes(settings),
-        )
+        figures = self._figures(settings, found, None)
+        lanes = self._lanes(settings)
+        if isinstance(found[chosen.name], Refused):  # a first point is somewhere else, and takes a while
+            self._publish(figures=figures, lanes=lanes)
+            self._publish(curves=self._first_curves(settings, overtaken))
+        else:
+            self._publish(figures=figures, curves=self._first_curves(settings, overtaken), lanes=lanes)
         _collect_garbage(overtaken)
         if overtaken():
             return
@@ -276,9 +278,9 @@ class Drawing:
                     under = at if schedule == settings.schedule else _under(axis, at, schedule)
                     if under is not None:
                         self._add_point(points, schedule.name, under, where, overtaken, small=at is settings)
+                yield points
                 if overtaken():
                     raise StoppedError("the curves were overtaken.")
-                yield points
 
     def _add_point(
         self, points: _Points, name: str, at: Settings, where: float, overtaken: Callable[[], bool], *, small: bool
@@ -326,12 +328,12 @@ class Drawing:
 
 
 def _collect_garbage(overtaken: Callable[[], bool]) -> None:
-    """Collect all garbage if that is due within the next moves, of which it would delay one by 0.15 s.
+    """Collect all garbage if Python might do so within the next moves, of which it would delay one by 0.15 s.
 
     The browser draws meanwhile; the thread that sends it the message has had its turn.
     """
-    *_, young = gc.get_count()
-    if gc.isenabled() and young >= _DUE:
+    *_, since_the_last = gc.get_count()
+    if gc.isenabled() and since_the_last >= _DUE:
         time.sleep(_SENT)
         if not overtaken():
             gc.collect()

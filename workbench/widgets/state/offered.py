@@ -78,7 +78,8 @@ def _built() -> tuple[Machine, ...]:
 def _label(machine: Machine) -> str:
     """The parts of a machine: ``NVIDIA A40 48 GB + Xeon 375 GB, link 19.5 GB/s``."""
     if machine.is_local:
-        return f"this computer ({format_bytes(machine.cpu.memory)})"
+        card = f" with {machine.gpu.name}" if machine.has_card else ""
+        return f"this computer{card} ({format_bytes(machine.cpu.memory)})"
     gpu, cpu = machine.gpu, machine.cpu
     parts = f"{gpu.name} {format_bytes(gpu.memory)} + {cpu.name} {format_bytes(cpu.memory)}"
     return f"{parts}, link {format_bytes(min(machine.link.h2d, machine.link.d2h))}/s"

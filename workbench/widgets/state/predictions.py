@@ -84,7 +84,7 @@ class Predictions:
         roomy = _roomy(settings)
         found = self._refusals.get(roomy)
         if found is None:
-            found = (self._refused(settings) and self._refused(roomy),)  # the first is asked for its prices anyway
+            found = (self._refused(settings) and self._refused(roomy),)  # mostly the first says no, and its prices stay
             self._refusals[roomy] = found
         return found[0]
 
@@ -172,8 +172,7 @@ class Predictions:
             return 0
         in_time = settings.requests * longest / (iterations * (self._paces.get((wired, False)) or whole))
         filling = _FILLINGS * _filling(settings, iterations)
-        some = max(1, round(max(in_time, min(filling, in_time * FULL / longest))))
-        return some if some < settings.requests else 0
+        return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
 
     def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
         """A simulation of the sample of these settings, which is kept; None if it was stopped."""
