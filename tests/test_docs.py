@@ -339,7 +339,10 @@ def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
     yield "docs/accuracy.md", f"at least {simulator.PER_MINUTE} scenarios a minute"
     yield "docs/accuracy.md", f"at most {simulator.PER_POSITION:g} s for a position of the slider"
     swept = math.prod(map(len, simulator.SWEPT.values()))
-    yield "docs/accuracy.md", f"A sweep over {swept:,} scenarios shall be at least {simulator.FASTER:g} times as fast"
+    drawn = "of requests with drawn lengths shall be at least"
+    yield "docs/accuracy.md", f"A sweep over {swept:,} scenarios {drawn} {simulator.FASTER:g} times as fast"
+    pairs = {3: "three"}[simulator.PAIRS]
+    yield "docs/accuracy.md", f"the median of {pairs} pairs"
     yield "docs/accuracy.md", f"has simulated {PATIENCE:,} iterations"
 
 

@@ -37,7 +37,7 @@ class System:
 
     @property
     def cards(self) -> list[str]:
-        """What NVIDIA's driver says of its cards, a text for each."""
+        """The text of NVIDIA's driver on each of its cards."""
         folders = sorted((self.root / "proc/driver/nvidia/gpus").glob("*"))
         return [self.text(folder / "information") for folder in folders]
 

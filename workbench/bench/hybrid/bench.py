@@ -77,7 +77,7 @@ def bench_hybrid(
 
 
 def _errors(rows: list[Row]) -> Iterator[str]:
-    """How far simulated passes are from measured ones, if any were made."""
+    """The errors of simulated passes in words, if any were made."""
     found = [schedule for row in rows for schedule in row.get("schedules", ())]
     errors = [abs(each["simulated"] / float(np.median(each["measured"])) - 1) for each in found]
     if errors:

@@ -468,7 +468,7 @@ class _Bench:
             driver.close()
 
     def _beside_card(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
-        """How much slower attention on the CPU is while weights go to the card."""
+        """The slowdown of attention on the CPU while weights go to the card."""
         decodes = Shape(0, 0, 64, 256)
         found = self._beside("decode_attention", decodes, self._cores.cpu)
         slower = found.beside / found.alone

@@ -178,7 +178,7 @@ class _Choice(NamedTuple):
 
 
 def _counted(gates: torch.Tensor, experts: int) -> torch.Tensor:
-    """How often each of so many experts is in gates (T, 2 j): int64, where the gates are."""
+    """Times that each of so many experts is in gates (T, 2 j): int64, on the device of the gates."""
     ids = gates[:, : gates.shape[1] // 2].reshape(-1)
     if ids.device.type == "cpu":
         return torch.from_numpy(np.bincount(ids.numpy().astype(np.int64), minlength=experts))

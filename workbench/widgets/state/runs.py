@@ -191,7 +191,7 @@ class Runs:
 
 
 def prediction_of(settings: Settings, rate: float) -> str:
-    """What the simulation says of a run, behind the rate so far; empty where there is none."""
+    """The simulated rate of a run in words, behind the rate so far; empty where there is none."""
     if math.isnan(rate):
         return ""
     how = "" if settings.machine.profiles else ", without a calibration"
