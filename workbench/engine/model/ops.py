@@ -215,7 +215,7 @@ class RowLayout:
 
 
 class OnDevice:
-    """What kernels on a device read of a layout: each comes there once, when it is first asked for."""
+    """The tensors of a layout on a device: each comes there once, when it is first asked for."""
 
     def __init__(self, layout: RowLayout, device: torch.device) -> None:
         self._layout = layout
