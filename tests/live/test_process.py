@@ -174,7 +174,7 @@ def test_a_forked_process_ends_although_its_parent_runs_live(tiny: ModelConfig) 
     "read", [wb.run, wb.start, lambda case, _: wb.calibrate(case.model)], ids=["run", "start", "c"]
 )
 def test_a_second_run_is_refused_while_one_goes_on(read, tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wb.Machine, "local", classmethod(lambda cls, refresh=False: scenario(tiny, ASKED).machine))
+    monkeypatch.setattr(wb.Machine, "local", classmethod(lambda cls, **_: scenario(tiny, ASKED).machine))
     first = wb.start(scenario(tiny, LASTING), VSLPipe())
     words = f"a live run of VSLPipe on {tiny.name!r} goes on .* wait for it, or stop it .* alongside=True"
     with pytest.raises(EngineError, match=words):
