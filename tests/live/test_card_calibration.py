@@ -131,7 +131,7 @@ def test_a_model_whose_plans_do_not_fit_the_card_together_is_refused(
     small = replace(measured, gpu=replace(measured.gpu, memory=(max(needed) + sum(needed)) / 2))
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: small))
     monkeypatch.setattr(calibrate, "cache_path", lambda name: tmp_path / name)
-    with pytest.raises(CapacityError, match="calibrating on rehearsal takes .* of memory; simulate with the rates"):
+    with pytest.raises(CapacityError, match=r"calibrating on rehearsal takes .* of memory; simulate with the rates"):
         calibrate.calibrate(model, device="cuda")
 
 

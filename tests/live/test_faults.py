@@ -119,9 +119,9 @@ def new_kv_lost(patch: pytest.MonkeyPatch) -> None:
     """The decodes' own keys and values are never stored."""
     original = kv_cache.KVCache.append
 
-    def append(self: Any, layer: int, slots: Any, k: torch.Tensor, v: torch.Tensor) -> None:
-        if len(slots) > 16:  # prefills only
-            original(self, layer, slots, k, v)
+    def append(self: Any, layer: int, layout: Any, k: torch.Tensor, v: torch.Tensor) -> None:
+        if len(layout.slots) > 16:  # prefills only
+            original(self, layer, layout, k, v)
 
     patch.setattr(kv_cache.KVCache, "append", append)
 

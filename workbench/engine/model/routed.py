@@ -183,7 +183,7 @@ def _counted(gates: torch.Tensor, experts: int) -> torch.Tensor:
     if ids.device.type == "cpu":
         return torch.from_numpy(np.bincount(ids.numpy().astype(np.int64), minlength=experts))
     chosen = ids.long()
-    return torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(0, chosen, torch.ones_like(chosen))
+    return torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add(0, chosen, torch.ones_like(chosen))
 
 
 class Pairs(NamedTuple):
