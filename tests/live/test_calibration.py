@@ -179,9 +179,7 @@ def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, qu
     model = make_model(QWEN2)
     monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
-    monkeypatch.setattr(calibration, "card_rates", lambda: (("GPU memory copied, GB/s", 4e3),))
     found = wb.calibrate(model)
-    assert dict(found.rates)["GPU memory copied, GB/s"] == 4e3  # what a GPU would say is kept
     profile = found.profile(profile_shape(model, Precision("fp32", "fp32")))
     assert {op.op for op in profile.ops} == OPERATIONS | {"shared_experts"}
     for name, schedule in (("shared_beside", KTransformers()), ("experts_on_cpu", Fiddler()), ("vslpipe", VSLPipe())):
