@@ -432,8 +432,7 @@ class _Bench:
             self._beside("decode_attention", decodes, cores.alone),
         ]
         slowdowns = [max(0.0, found.beside / found.alone - 1) / BESIDE for found in (gpu, cpu, *teams)]
-        kv = decodes.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
-        kv /= self._model.num_hidden_layers
+        kv = self._kv_bytes(decodes)
         stream = f"beside a stream of {BESIDE / 1e9:g} GB/s"
         rates = (
             ("mover, core-seconds per GB", gpu.mover * 1e9),
@@ -467,17 +466,20 @@ class _Bench:
         finally:
             driver.close()
 
+    def _kv_bytes(self, shape: Shape) -> float:
+        """Bytes of the KV cache that attention of a shape's decodes reads in one layer."""
+        whole = shape.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
+        return whole / self._model.num_hidden_layers
+
     def _beside_card(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
         """The slowdown of attention on the CPU while weights go to the card."""
         decodes = Shape(0, 0, 64, 256)
         found = self._beside("decode_attention", decodes, self._cores.cpu)
         slower = found.beside / found.alone
         rate = self._machine.link.h2d
-        kv = decodes.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
-        kv /= self._model.num_hidden_layers
         rates = (
             ("attention beside copies to the card, relative time", slower),
-            ("attention alone, KV GB/s", kv / found.alone / 1e9),
+            ("attention alone, KV GB/s", self._kv_bytes(decodes) / found.alone / 1e9),
         )
         return replace(self._cores, cpu_slowdown=max(0.0, slower - 1) / rate), rates
 

@@ -94,15 +94,12 @@ class KVCache:
 
     def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
-        pool = self.pools[layer]
         few = self._few[layer]
         if few is not None and 0 < len(layout.slots) <= MOST:
             few.append(layout.slots, k, v)
-        elif pool.device.type == "cpu":
-            heads = _heads(self._model, k.float(), v.float())
-            append_kv(pool, layout.slots, *heads)
-        else:
-            append_kv(pool, layout.on(pool.device).slots, *_heads(self._model, k, v))
+            return
+        pool = self.pools[layer]
+        _append(pool, self._model, layout.on(pool.device).slots, k, v)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
@@ -222,10 +219,7 @@ class FetchedKV:
         size = self.pool.shape[3]
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
-        if self.pool.device.type == "cpu":
-            append_kv(self.pool, slots, *_heads(self._model, k.float(), v.float()))
-        else:
-            append_kv(self.pool, torch.from_numpy(slots).to(self.pool.device), *_heads(self._model, k, v))
+        _append(self.pool, self._model, torch.from_numpy(slots).to(self.pool.device), k, v)
         own = replace(layout, table=self._table[: len(last)])
         return _attend(self.pool, self._model, own, q, attention, self._control)
 
@@ -259,10 +253,12 @@ def slots_of(table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64], size: 
     return torch.from_numpy(slots[places < tokens[:, None]])
 
 
-def _heads(model: ModelConfig, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (T, K D) by heads: (T, K, D)."""
-    shape = (len(k), model.num_key_value_heads, model.head_dim)
-    return k.view(shape), v.view(shape)
+def _append(pool: torch.Tensor, model: ModelConfig, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Store keys and values (T, K D) in slots (T,), all on the pool's device; the host's kernel takes fp32."""
+    if pool.device.type == "cpu":
+        k, v = k.float(), v.float()
+    shape = (len(slots), model.num_key_value_heads, model.head_dim)
+    append_kv(pool, slots, k.view(shape), v.view(shape))
 
 
 def _attend(

@@ -84,7 +84,7 @@ class Predictions:
         roomy = _roomy(settings)
         found = self._refusals.get(roomy)
         if found is None:
-            found = (self._refused(settings) and self._refused(roomy),)  # mostly the first says no, and its prices stay
+            found = (self._refused(settings) and self._refused(roomy),)  # prices of the first are wanted anyway
             self._refusals[roomy] = found
         return found[0]
 
