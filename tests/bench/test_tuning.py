@@ -135,11 +135,11 @@ def test_a_process_that_ends_does_not_lose_what_was_found(monkeypatch: pytest.Mo
     def seconds(settings: Parameters, call: str) -> float:
         if settings.experts != SHIPPED.experts:
             raise TimingError("it ended")
-        return 0.5 if settings.attention.run == 512 else 1.0
+        return 0.5 if settings.rows.thread_numbers == 65536 else 1.0
 
     times(monkeypatch, seconds, lambda settings: False)
     found = found_from(SHIPPED, tmp_path)
-    assert (found.settings, found.ended) == (SHIPPED.having("attention", "run", 512), "it ended")
+    assert (found.settings, found.ended) == (SHIPPED.having("rows", "thread_numbers", 65536), "it ended")
 
 
 def test_what_differs_from_the_family_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,14 +164,23 @@ def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch, tm
     assert "attention.streams" in found.untried
 
 
+def test_small_groups_are_searched_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else one with many settings takes the time of those with one or two."""
+    times(monkeypatch, of_best(SHIPPED, 0, 0), lambda settings: False)
+    groups = [name.split(".")[0] for name in found_from(spoilt_settings(SHIPPED, 0), tmp_path, seconds=0).untried]
+    counts = [groups.count(group) for group in dict.fromkeys(groups)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def seconds(settings: Parameters, call: str) -> float:
         if settings.experts != SHIPPED.experts:
             raise KeyboardInterrupt
-        return 0.5 if settings.attention.run == 512 else 1.0
+        return 0.5 if settings.rows.thread_numbers == 65536 else 1.0
 
     begun = times(monkeypatch, seconds, lambda settings: False)
     found = found_from(SHIPPED, tmp_path)
-    assert found.settings == SHIPPED.having("attention", "run", 512)
+    assert found.settings == SHIPPED.having("rows", "thread_numbers", 65536)
     assert found.ended == "it was interrupted"
     assert all(each.ended for each in begun)

@@ -1,4 +1,4 @@
-"""The search: first whole tables of other CPUs, then one setting after the other, each timed in turns with the best.
+"""The search: per group the whole tables of other CPUs, then one setting after the other, in turns with the best.
 
 Settings of one table belong together: with some, changing any one of them alone gains nothing.
 """
@@ -102,13 +102,19 @@ def search(
     found = Found(start)
     end = time.monotonic() + seconds
     try:
-        for group in Parameters.GROUPS:
+        for group in _smallest_first(start):
             _search_group(group, found, tables or {}, folder, end, say)
     except KeyboardInterrupt:
         found.ended = "it was interrupted"
     except TimingError as error:
         found.ended = str(error)
     return found
+
+
+def _smallest_first(settings: Parameters) -> list[str]:
+    """The groups by the number of their settings, so that a large one does not take the time of all others."""
+    lanes = features().lanes
+    return sorted(Parameters.GROUPS, key=lambda group: len(settings.values(group, lanes)))
 
 
 def _search_group(
