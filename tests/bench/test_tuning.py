@@ -10,9 +10,9 @@ import pytest
 from workbench.bench.tuning import search as search_module
 from workbench.bench.tuning.search import search
 from workbench.bench.tuning.timing import TimingError
-from workbench.bench.tuning.tune import spoilt_settings, tune_cpu
+from workbench.bench.tuning.tune import bench_tuning, spoilt_settings, tune_cpu
 from workbench.core.errors import WorkbenchError
-from workbench.kernels import Parameters, features
+from workbench.kernels import Parameters, cpu_family, features
 
 SHIPPED = Parameters.of_family("znver4")
 CALLS = ["one", "other"]
@@ -27,15 +27,17 @@ def times(
 
     class Made:
         def __init__(self, group: str, settings: Parameters, folder: Path) -> None:
-            self.settings, self.group, self.ended = settings, group, False
+            self.settings, self.group, self.ended, self.compiled = settings, group, False, False
             begun.append(self)
 
         def compile(self) -> list[str]:
             if wrong(self.settings):
                 raise TimingError("nonsense")
+            self.compiled = True
             return CALLS
 
         def seconds(self, call: str) -> float:
+            assert self.compiled
             return seconds(self.settings, call)
 
         def end(self) -> None:
@@ -162,6 +164,14 @@ def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch, tm
     found = found_from(spoilt, tmp_path, seconds=0)
     assert found.settings == spoilt
     assert "attention.streams" in found.untried
+
+
+def test_spoilt_settings_are_found_back_and_timed_beside_the_shipped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, of_best(Parameters.of_family(cpu_family()), 0, 0), lambda settings: False)
+    told: list[str] = []
+    assert bench_tuning(tries=1, say=told.append) == pytest.approx([1])
+    before = [float(line.split(": ")[1].split()[0]) for line in told if line.startswith("seed")]
+    assert min(before) < 0.8
 
 
 def test_small_groups_are_searched_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def _winner(best: Timing, tried: Sequence[Timing]) -> Timing | None:
 def ratios(base: Timing, others: Sequence[Timing], rounds: int = ROUNDS) -> list[Ratio]:
     """Times by others relative to those by the base, every call in turns, in random order."""
     every = [base, *others]
-    names = base.compile()
+    names = [timing.compile() for timing in every][0]
     seconds = np.empty((len(every), rounds, len(names)))
     random = np.random.default_rng(0)
     for which in range(rounds):
