@@ -166,6 +166,21 @@ def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch, tm
     assert "attention.streams" in found.untried
 
 
+def test_every_group_has_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = [0.0]
+
+    def seconds(settings: Parameters, call: str) -> float:
+        now[0] += 1.0
+        return 1.0
+
+    times(monkeypatch, seconds, lambda settings: False)
+    monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
+    found = found_from(SHIPPED, tmp_path, seconds=600)
+    for group in ("experts", "attention"):
+        every = {f"{group}.{setting}" for setting in SHIPPED.values(group, features().lanes)}
+        assert set() < every & set(found.untried) < every
+
+
 def test_spoilt_settings_are_found_back_and_timed_beside_the_shipped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     times(monkeypatch, of_best(Parameters.of_family(cpu_family()), 0, 0), lambda settings: False)
     told: list[str] = []

@@ -22,6 +22,8 @@ from workbench.hardware import usable_cores
 from workbench.kernels import Parameters, features
 
 ROUNDS = 7
+_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of a median of n normal numbers times the root of n, relative to their median distance from it."""
 _LEAST = 0.01
 """Gains below this are not kept."""
 _WORST = 1.03
@@ -38,7 +40,7 @@ class Ratio(NamedTuple):
     error : float
         Standard error of the mean, relative.
     worst : float
-        The ratio of the call whose ratio is largest.
+        The ratio that the call whose ratio is largest has at least, by twice its own standard error.
     """
 
     mean: float
@@ -88,7 +90,7 @@ def search(
     folder : Path
         An empty folder for compiled code.
     seconds : float
-        Begin no further setting after so long.
+        Begin no further setting after so long; the groups have equal shares of it.
     say : callable
         Receives a line for the tables and for each setting.
     tables : mapping of str to Parameters, optional
@@ -102,8 +104,11 @@ def search(
     found = Found(start)
     end = time.monotonic() + seconds
     try:
-        for group in _smallest_first(start):
-            _search_group(group, found, tables or {}, folder, end, say)
+        groups = _smallest_first(start)
+        for number, group in enumerate(groups):
+            now = time.monotonic()
+            own_end = now + max(0.0, end - now) / (len(groups) - number)
+            _search_group(group, found, tables or {}, folder, own_end, say)
     except KeyboardInterrupt:
         found.ended = "it was interrupted"
     except TimingError as error:
@@ -112,7 +117,7 @@ def search(
 
 
 def _smallest_first(settings: Parameters) -> list[str]:
-    """The groups by the number of their settings, so that a large one does not take the time of all others."""
+    """The groups by the number of their settings: what a small one leaves of its share of the time goes to the rest."""
     lanes = features().lanes
     return sorted(Parameters.GROUPS, key=lambda group: len(settings.values(group, lanes)))
 
@@ -220,6 +225,7 @@ def _ratio(relative: npt.NDArray[np.float64]) -> Ratio:
     """The ratio of times (rounds, calls) that were measured side by side."""
     logs = np.log(relative)
     of_calls = np.median(logs, axis=0)
-    spread = 1.4826 * float(np.median(np.abs(logs - of_calls)))
-    error = 1.2533 * spread / math.sqrt(logs.size)  # of a mean of medians
-    return Ratio(math.exp(of_calls.mean()), error, math.exp(of_calls.max()))
+    distances = np.abs(logs - of_calls)
+    error = _OF_MEDIAN * float(np.median(distances)) / math.sqrt(logs.size)
+    errors = _OF_MEDIAN * np.median(distances, axis=0) / math.sqrt(len(logs))
+    return Ratio(math.exp(of_calls.mean()), error, math.exp((of_calls - 2 * errors).max()))
