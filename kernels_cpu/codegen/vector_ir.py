@@ -14,6 +14,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from ..machine.features import has
+
 F64 = ir.DoubleType()
 F32 = ir.FloatType()
 F16 = ir.HalfType()
@@ -177,6 +179,21 @@ class Emitter:
         bytes_ = ir.VectorType(I8, 4 * self.lanes)
         function = self._function("llvm.x86.avx2.pmadd.ub.sw", pairs, [bytes_] * 2)
         return self.b.bitcast(self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)]), self.i32s)
+
+    def looked_up(self, table: Sequence[int], indices: Any) -> Any:
+        """For each byte below 16 the byte of a table of 16 at its place, by AVX512BW, or by AVX2 half by half."""
+        bytes_ = ir.VectorType(I8, 4 * self.lanes)
+        whole = self.lanes == 16 and has("avx512bw")
+        size = 64 if whole else 32
+        some = ir.VectorType(I8, size)
+        name = "llvm.x86.avx512.pshuf.b.512" if whole else "llvm.x86.avx2.pshuf.b"
+        function = self._function(name, some, [some] * 2)
+        every = ir.Constant(some, [I8(byte) for byte in table] * (size // 16))
+        places = self.b.bitcast(indices, bytes_)
+        if size == 4 * self.lanes:
+            return self.b.bitcast(self.b.call(function, [every, places]), self.i32s)
+        low, high = (self.b.call(function, [every, self.shuffle(places, places, range(at, at + 32))]) for at in (0, 32))
+        return self.b.bitcast(self.shuffle(low, high, range(64)), self.i32s)
 
     def shifted_pairs(self, value: Any, left: int) -> Any:
         """Each 16 bits of a word shifted to the left, or, by a negative number, to the right with its sign."""

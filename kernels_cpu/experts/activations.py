@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
-from ..codegen.rounding import bfloat16_pairs, bfloat16_terms
+from ..codegen.rounding import bfloat16_pairs, bfloat16_terms, widened
 from ..codegen.vector_ir import LINE, ROUND
 from .matrices import TOGETHER
 from .weights import Matrices, aligned
+
+_MOST = 7.0
+"""Largest gate, and largest magnitude of an up projection, of GPT-OSS' activation function."""
+_STEEPNESS = 1.702
+"""Factor of its gate in the logistic function."""
 
 
 class Activations(NamedTuple):
@@ -80,6 +85,33 @@ def fill_swiglu(both: Any, dim: int, t: int, activations: Any, zero: int) -> Non
         own[f] = gate * (share if gate >= 0 else fall * share) * both[t, dim + f]
     own[dim:] = 0
     convert(t, activations, zero)
+
+
+@compiled("contract")
+def fill_clamped(both: Any, dim: int, t: int, activations: Any, zero: int) -> None:
+    """Store row t as (up + 1) gate / (1 + exp(-1.702 gate)) in all formats, gates <= 7 and ups within 7 (GPT-OSS).
+
+    Row t of `both` holds `dim` gates and ups in turns.
+    """
+    own = activations.exact[t]
+    most = np.float32(_MOST)
+    for f in range(dim):
+        gate = both[t, 2 * f]
+        gate = most if gate > most else gate  # this order keeps NaN
+        up = both[t, 2 * f + 1]
+        up = most if up > most else (-most if up < -most else up)
+        fall = exp2(np.float32(-abs(gate) * np.float32(_STEEPNESS * LOG2_E)))
+        share = np.float32(1) / (np.float32(1) + fall)
+        own[f] = (up + np.float32(1)) * gate * (share if gate >= 0 else fall * share)
+    own[dim:] = 0
+    convert(t, activations, zero)
+
+
+@compiled()
+def add_bias(bias: Any, row: Any) -> None:
+    """Add an expert's bias, fp32 or bf16, to the first numbers of a row."""
+    for i in range(len(bias)):
+        row[i] += widened(bias[i])
 
 
 @compiled()

@@ -63,6 +63,9 @@ def fused_moe(
     ids: Operand,
     weights: Operand,
     *,
+    activation: str = "swiglu",
+    gate_up_bias: Operand | None = None,
+    down_bias: Operand | None = None,
     exact: bool = False,
     threads: int | None = None,
     path: CodePath | None = None,
@@ -70,29 +73,37 @@ def fused_moe(
 ) -> SameKind:
     """Compute the routed experts of one layer; each is read once for all tokens that chose it.
 
-        out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] x[t]) * up[e] x[t]),  e = ids[t, j]
+        out[t] = sum over j of weights[t, j] * (down[e] a(gate_up[e] x[t] + gate_up_bias[e]) + down_bias[e])
+        e = ids[t, j],  a(gate, up) = silu(gate) * up
+        a(gate, up) = (up + 1) * gate / (1 + exp(-1.702 gate)) with gate <= 7, -7 <= up <= 7 for "swiglu-clamped"
 
     Threads take blocks of 64 rows from one queue, expert by expert. Sums are in fp32 and in the given order over j, so
     that the result does not depend on the number of threads. The GIL is released. Numpy arrays and CPU torch tensors
     are read in place.
 
     With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
-    BF16 experts with more than a few tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8
-    and INT4 weights they are rounded to multiples of each group's largest magnitude over 127. There matrix registers,
-    which serve experts with more than a few tokens and groups of a multiple of 32 columns, give the same bits as
-    vectors (KTransformers' high and low intensity kernels, section 3.1).
+    BF16 experts with more than a few tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8,
+    INT4 and MXFP4 weights they are rounded to multiples of each group's largest magnitude over 127. With INT8 and INT4
+    matrix registers, which serve experts with more than a few tokens and groups of a multiple of 32 columns, give the
+    same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
 
     Parameters
     ----------
     x : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
-        The layer's experts from `pack_experts`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`. With the
-        last, the cores of each NUMA node compute with its own slice, and the slices' results are summed in order.
+        The layer's experts from `pack_experts`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or
+        `pack_by_node`. With the last, the cores of each NUMA node compute with its own slice, and the slices' results
+        are summed in order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
         Weights of these experts.
+    activation : "swiglu" or "swiglu-clamped"
+        Function of gate and up projection. With the second, that of GPT-OSS, gates and ups alternate in the rows of
+        gate_up.
+    gate_up_bias, down_bias : (E, 2 F) and (E, M) fp32 or torch.bfloat16, or uint16 that holds its bits, optional
+        Biases of the projections, both or none; not with `pack_by_node`.
     exact : bool
         Keep activations in fp32 for any number of tokens with FP32 and BF16 weights. Other tokens of the batch then
         change a token's result only by the order of its fp32 sums.
@@ -107,8 +118,8 @@ def fused_moe(
     -------
     (T, M) fp32
         `out` if given, else new: a tensor if `x` is one, else an array. Relative Frobenius error against float64 with
-        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4, 3e-2 in rows of a
-        few numbers.
+        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8, INT4 and MXFP4, 3e-2 in
+        rows of a few numbers.
 
     Raises
     ------
@@ -132,6 +143,10 @@ def fused_moe(
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
     _check(hidden, slices[0], chosen, scales)
+    clamped = is_clamped(activation)
+    if isinstance(experts, NodeExperts) and (clamped or gate_up_bias is not None or down_bias is not None):
+        raise ValueError("activation and biases must be left out with experts that are packed by node: use pack_experts.")
+    biases = biases_of(slices[0], gate_up_bias, down_bias)
     size = team_size(threads)
     taken = code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
@@ -143,7 +158,7 @@ def fused_moe(
             check_apart("out", result, experts=own.gate_up.words)
             check_apart("out", result, experts=own.down.words)
     pairs = _sorted(chosen, len(experts))
-    call = partial(_call, hidden, pairs, scales, exact, taken)
+    call = partial(_call, hidden, pairs, scales, exact, taken, clamped, biases)
     if isinstance(experts, PackedExperts):
         helped(call(experts, result), min(size, _worth(experts, pairs)))
     else:
@@ -151,24 +166,64 @@ def fused_moe(
     return same_kind(x, result) if out is None else out
 
 
+def is_clamped(activation: str) -> bool:
+    """True for GPT-OSS' activation function."""
+    if activation not in ("swiglu", "swiglu-clamped"):
+        raise ValueError(
+            f"activation must be 'swiglu' or 'swiglu-clamped' for packed experts, not {activation!r}: give experts that "
+            "are not packed."
+        )
+    return activation == "swiglu-clamped"
+
+
+class Biases(NamedTuple):
+    """Biases (E, 2 F) and (E, M) of one type; both are empty if there are none."""
+
+    up: NDArray[Any]
+    down: NDArray[Any]
+
+
+def biases_of(experts: PackedExperts, up: Operand | None, down: Operand | None) -> Biases:
+    """The biases, checked against the experts."""
+    if up is None and down is None:
+        return Biases(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
+    if up is None or down is None:
+        raise ValueError("gate_up_bias and down_bias must both be given: pass zeros (E, R) for the one that is none.")
+    found = list[NDArray[Any]]()
+    for name, operand, rows in (("gate_up_bias", up, experts.gate_up.rows), ("down_bias", down, experts.down.rows)):
+        array = contiguous(name, checked(name, operand, "E R", np.float32, np.uint16))
+        if array.shape != (len(experts), rows):
+            raise ValueError(f"{name} must be {(len(experts), rows)}, not {array.shape}: pass that of the same layer.")
+        found.append(array)
+    if found[0].dtype != found[1].dtype:
+        raise TypeError(f"down_bias must be {found[0].dtype} as gate_up_bias, not {found[1].dtype}: convert one.")
+    return Biases(*found)
+
+
 class _Pairs(NamedTuple):
     """Pairs of token and expert, sorted by expert: expert e has the pairs first[e] .. first[e + 1] - 1.
 
-    `tokens` is the token of each pair, `places` (T, k) the position of each pair after sorting, `touched` the experts
-    that were chosen, and `most` the most pairs of one expert.
+    `tokens` is the token of each pair, `ids` (T, k) the expert and `places` (T, k) the position of each pair after
+    sorting, `touched` the experts that were chosen, and `most` the most pairs of one expert.
     """
 
     tokens: NDArray[np.int64]
     first: NDArray[np.int64]
+    ids: NDArray[np.int64]
     places: NDArray[np.int64]
     touched: NDArray[np.int64]
     most: int
+
+    @property
+    def experts(self) -> NDArray[np.int64]:
+        """The expert of each pair."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     def part(self, begin: int, past: int) -> _Pairs:
         """The pairs from `begin` to `past` - 1, counted from 0."""
         first = np.clip(self.first, begin, past) - begin
         counts = np.diff(first)
-        return _Pairs(self.tokens[begin:past], first, self.places, np.flatnonzero(counts), int(counts.max(initial=0)))
+        return _Pairs(self.tokens[begin:past], first, self.ids, self.places, np.flatnonzero(counts), int(counts.max(initial=0)))
 
 
 @compiled()
@@ -205,7 +260,7 @@ def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
         t, j = divmod(wrong, ids.shape[1])
         raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
     counts = np.diff(first)
-    return _Pairs(tokens, first, places, np.flatnonzero(counts), int(counts.max(initial=0)))
+    return _Pairs(tokens, first, chosen, places, np.flatnonzero(counts), int(counts.max(initial=0)))
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
@@ -236,6 +291,8 @@ def _call(
     weights: NDArray[np.float32],
     exact: bool,
     path: CodePath,
+    clamped: bool,
+    biases: Biases,
     experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
@@ -255,7 +312,9 @@ def _call(
     answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS + _PADDING)
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
-    serve = server(lanes, int(experts.format), up.in_place, of_vectors, of_matrices, columns_of(experts, path))
+    columns = columns_of(experts, path)
+    serve = server(lanes, int(experts.format), up.in_place, of_vectors, of_matrices, columns, clamped)
+    owners = pairs.experts if len(biases.up) else np.empty(0, np.int64)
     calls = list[tuple[Callable[[], object], NDArray[np.int64]]]()
     begin = 0
     for part in parts:
@@ -267,7 +326,8 @@ def _call(
             counter.ctypes.data, x, part.tokens, part.first, experts.format.zero,
             part.touched, up.words, up.scales, blocks_of(up, of_matrices, most), hidden, both, down.dim,
             down.words, down.scales, blocks_of(down, of_matrices, most), inner, answers[begin:past],
-            answers, pairs.places[summed], weights[summed], out[summed],
+            owners[begin:past], biases.up, answers, pairs.places[summed], weights[summed], pairs.ids[summed],
+            biases.down, out[summed],
         )  # fmt: skip
         calls.append((call, counter))  # the call holds only the counter's address, so the list keeps the array
         begin = past
@@ -303,8 +363,14 @@ def _parts(pairs: _Pairs, limit: int) -> list[_Pairs]:
 
 
 @public
-def warm_up_experts(experts: PackedExperts) -> None:
-    """Compile `fused_moe` with its defaults for experts of this format, for few and for many tokens per expert.
+def warm_up_experts(
+    experts: PackedExperts,
+    *,
+    activation: str = "swiglu",
+    gate_up_bias: Operand | None = None,
+    down_bias: Operand | None = None,
+) -> None:
+    """Compile `fused_moe` for such experts, activation and biases, for few and for many tokens per expert.
 
     Examples
     --------
@@ -313,7 +379,15 @@ def warm_up_experts(experts: PackedExperts) -> None:
     """
     for tokens in (1, FEW + 1):
         x = np.zeros((tokens, experts.gate_up.dim), np.float32)
-        fused_moe(x, experts, np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32))
+        fused_moe(
+            x,
+            experts,
+            np.zeros((tokens, 1), np.int32),
+            np.ones((tokens, 1), np.float32),
+            activation=activation,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
 
 
 @work_of(fused_moe)
@@ -352,7 +426,16 @@ def fused_moe_work(
 
 
 @reference_of(fused_moe)
-def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weights: Operand) -> NDArray[np.float64]:
+def fused_moe_reference(
+    x: Operand,
+    experts: PackedExperts,
+    ids: Operand,
+    weights: Operand,
+    *,
+    activation: str = "swiglu",
+    gate_up_bias: Operand | None = None,
+    down_bias: Operand | None = None,
+) -> NDArray[np.float64]:
     """Compute `fused_moe` in float64 with numpy and the packed weights, the oracle of its tests: -> (T, M) float64.
 
     Examples
@@ -367,10 +450,31 @@ def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weight
     scales = float64("weights", weights)
     gate_up = unpacked(experts.gate_up, range(len(experts)))
     down = unpacked(experts.down, range(len(experts)))
+    first = np.zeros((len(experts), 1)) if gate_up_bias is None else float64("gate_up_bias", gate_up_bias)
+    second = np.zeros((len(experts), 1)) if down_bias is None else float64("down_bias", down_bias)
     out = np.zeros(rows.shape)
     for t, row in enumerate(rows):
         for expert, scale in zip(chosen[t], scales[t], strict=True):
-            gate, up = np.split(gate_up[expert] @ row, 2)
-            share = np.where(gate >= 0, 1.0, np.exp(-np.abs(gate))) / (1 + np.exp(-np.abs(gate)))
-            out[t] += scale * (down[expert] @ (gate * share * up))
+            both = gate_up[expert] @ row + first[expert]
+            inner = _clamped_reference(both) if activation == "swiglu-clamped" else _swiglu(both)
+            out[t] += scale * (down[expert] @ inner + second[expert])
     return out
+
+
+def _swiglu(both: NDArray[np.float64]) -> NDArray[np.float64]:
+    """silu(gates) ups, of gates and then ups."""
+    gate, up = np.split(both, 2)
+    found: NDArray[np.float64] = gate * _logistic(gate) * up
+    return found
+
+
+def _clamped_reference(both: NDArray[np.float64]) -> NDArray[np.float64]:
+    """GPT-OSS' activation function, of gates and ups in turns."""
+    gate = np.minimum(both[::2], 7)
+    found: NDArray[np.float64] = (np.clip(both[1::2], -7, 7) + 1) * gate * _logistic(1.702 * gate)
+    return found
+
+
+def _logistic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.where(x >= 0, 1.0, np.exp(-np.abs(x))) / (1 + np.exp(-np.abs(x)))
+    return found

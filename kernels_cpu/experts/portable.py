@@ -5,7 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..codegen.compiled import compiled
-from .weights import ROWS
+from .weights import MXFP4_BYTES, ROWS, Format
+
+_INT8 = int(Format.INT8)
+_MXFP4 = int(Format.MXFP4)
+_BYTES = np.array(MXFP4_BYTES, np.int32)
 
 
 @compiled("contract")
@@ -30,11 +34,12 @@ def bf16_rows(words: Any, x: Any, out: Any) -> None:
 
 @compiled("contract")
 def scaled_rows(
-    words: Any, per_word: int, scales: Any, x: Any, x_scales: Any, offsets: Any, sums: Any, out: Any
+    words: Any, format: int, scales: Any, x: Any, x_scales: Any, offsets: Any, sums: Any, out: Any
 ) -> None:  # fmt: skip
-    """Compute `scaled_block` for one token, INT8 (4 per word) or INT4 (8); `sums` (64,) int32 is scratch."""
+    """Compute `scaled_block` for one token, INT8, INT4 or MXFP4; `sums` (64,) int32 is scratch."""
     groups = len(scales)
     steps = len(words) // groups
+    per_word = 4 if format == _INT8 else 8
     bits = np.uint32(32 // per_word)
     mask = np.uint32((1 << (32 // per_word)) - 1)
     out[:] = 0
@@ -42,10 +47,18 @@ def scaled_rows(
         sums[:] = offsets[g]
         for s in range(g * steps, (g + 1) * steps):
             for j in range(per_word):
-                # INT4 words hold four numbers in the low halves of their bytes, then four in the high halves
+                # words of 4 bits hold four numbers in the low halves of their bytes, then four in the high halves
                 shift = np.uint32(8 * (j % 4) + (4 if j >= 4 else 0)) if per_word == 8 else np.uint32(bits * j)
                 number = np.int32(x[s * per_word + j])
                 for r in range(ROWS):
-                    sums[r] += np.int32(np.uint32(words[s, r] >> shift) & mask) * number
+                    code = np.int32(np.uint32(words[s, r] >> shift) & mask)
+                    sums[r] += (_BYTES[code] if format == _MXFP4 else code) * number
         for r in range(ROWS):
-            out[r] += np.float32(sums[r]) * (scales[g, r] * x_scales[g])
+            scale = _power(scales[g, r]) if format == _MXFP4 else np.float32(scales[g, r])
+            out[r] += np.float32(sums[r]) * (scale * x_scales[g])
+
+
+@compiled()
+def _power(exponent: int) -> Any:
+    """The scale that an exponent of MXFP4 means."""
+    return np.uint32(np.uint32(exponent) << np.uint32(23)).view(np.float32)

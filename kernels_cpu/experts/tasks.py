@@ -1,7 +1,7 @@
 """The work of a thread for the experts: five phases, each with a queue from which free threads take tasks.
 
-The phases are: convert activations, gate and up projections (in blocks of 64 rows), SwiGLU, down projections, weighted
-sums. A phase begins when all tasks of the previous one are done. A call therefore starts its threads only once, and a
+The phases are: convert activations, gate and up projections (in blocks of 64 rows), activation function, down
+projections, weighted sums. A phase begins when all tasks of the previous one are done. A call therefore starts its threads only once, and a
 thread that starts late, or not at all, delays no other.
 """
 
@@ -17,11 +17,12 @@ from numba import literally  # type: ignore[attr-defined]
 from ..codegen.compiled import compiled
 from ..codegen.matrix_ir import TERMS, release
 from ..codegen.numerics import aligned_floats
+from ..codegen.rounding import widened
 from ..codegen.vector_ir import Storage
 from ..machine.features import CodePath, has, has_matrices
 from ..machine.parameters import parameters
 from ..threads.task_counts import next_task, task_done, tasks_done
-from .activations import fill, fill_swiglu
+from .activations import add_bias, fill, fill_clamped, fill_swiglu
 from .matrices import (
     COLUMNS,
     TOGETHER,
@@ -75,7 +76,8 @@ def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
     """Columns of INT8 or INT4 that one matrix instruction multiplies, for experts with many tokens; 0 without."""
-    if not experts.format.scaled or path is not CodePath.AVX512 or not has_matrices():
+    bytes_ = experts.format in (Format.INT8, Format.INT4)
+    if not bytes_ or path is not CodePath.AVX512 or not has_matrices():
         return 0
     return columns_together(math.gcd(experts.gate_up.group, experts.down.group))
 
@@ -185,7 +187,7 @@ def _scaled(
     lanes: int, format: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
     number: int,
 ) -> None:  # fmt: skip
-    """Multiply a block of INT8 or INT4 words with activations begin .. end - 1.
+    """Multiply a block of INT8, INT4 or MXFP4 words with activations begin .. end - 1.
 
     The first pass has four tokens. The code for six computes faster, but hardware often fails to prefetch the block for
     it (0.4 of the read rate on Zen 4), so it serves the later passes, when the block is in a cache.
@@ -288,7 +290,7 @@ def _multiply(
         elif in_place:
             _in_place(lanes, block, steps // lanes, begin, end, x, out, b)
         elif groups:
-            factors = scales.ctypes.data + 4 * ROWS * groups * (expert * words.shape[1] + b)
+            factors = scales.ctypes.data + scales.itemsize * ROWS * groups * (expert * words.shape[1] + b)
             if columns and end - begin > FEW:
                 _scaled_matrices(format, columns, block, steps, factors, groups, begin, end, x, out, b)
             else:
@@ -299,14 +301,18 @@ def _multiply(
 
 
 @compiled("contract")
-def weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
-    """out = sum over j of weights[j] answers[places[j]], in order of j."""
+def weighted_sum(answers: Any, places: Any, weights: Any, ids: Any, bias: Any, out: Any) -> None:
+    """out = sum over j of weights[j] (answers[places[j]] + bias[ids[j]]), in order of j; `bias` may be empty."""
     out[:] = 0
     for j in range(len(weights)):
         answer = answers[places[j]]
         weight = weights[j]
         for m in range(len(out)):
             out[m] += weight * answer[m]
+        if len(bias):
+            own = bias[ids[j]]
+            for m in range(len(out)):
+                out[m] += weight * widened(own[m])
 
 
 @compiled()
@@ -321,10 +327,13 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 
 @functools.cache
-def server(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices: int, columns: int) -> Any:
+def server(
+    lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices: int, columns: int, clamped: bool
+) -> Any:
     """Compile one thread's work for a register width and format; it closes over numbers only, for the disk cache.
 
     Vectors multiply `by_vectors` bf16 terms of an activation, or matrix registers `by_matrices`; the other is 0.
+    `clamped` chooses GPT-OSS' activation function, else it is SwiGLU.
     """
 
     @compiled()
@@ -332,7 +341,7 @@ def server(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices
         counter: int, h: Any, tokens: Any, first: Any, zero: int,
         touched: Any, up_words: Any, up_scales: Any, up_blocks: int, x: Any, both: Any, dim: int,
         down_words: Any, down_scales: Any, down_blocks: int, inner: Any, answers: Any,
-        every: Any, places: Any, weights: Any, out: Any,
+        experts: Any, up_bias: Any, every: Any, places: Any, weights: Any, ids: Any, down_bias: Any, out: Any,
     ) -> None:  # fmt: skip
         i = _next(counter, 0, len(tokens))
         while i >= 0:
@@ -354,7 +363,12 @@ def server(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices
             i = _next(counter, 1, len(touched) * tasks_each)
         i = _next(counter, 2, len(tokens))
         while i >= 0:
-            fill_swiglu(both, dim, i, inner, zero)
+            if len(up_bias):
+                add_bias(up_bias[experts[i]], both[i])
+            if clamped:
+                fill_clamped(both, dim, i, inner, zero)
+            else:
+                fill_swiglu(both, dim, i, inner, zero)
             task_done(counter, 2)
             i = _next(counter, 2, len(tokens))
         blocks = down_words.shape[1]
@@ -372,7 +386,7 @@ def server(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices
             i = _next(counter, 3, len(touched) * tasks_each)
         i = _next(counter, 4, len(out))
         while i >= 0:
-            weighted_sum(every, places[i], weights[i], out[i])
+            weighted_sum(every, places[i], weights[i], ids[i], down_bias, out[i])
             task_done(counter, 4)
             i = _next(counter, 4, len(out))
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 
 from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I8, I32, I64, Emitter
 from ..machine.features import has
 from ..machine.parameters import parameters
-from .weights import ROWS, Format
+from .weights import MXFP4_BYTES, ROWS, Format
 
 SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
@@ -201,13 +202,14 @@ def scaled_block(
 ) -> Any:  # fmt: skip
     """out[t, r] = sum over groups of scale[r] x_scale[t] (offset[t] + row[r] . x[t]), with dot products of integers.
 
-    For a block of INT8 or INT4 words and tokens of signed bytes, with `steps` words per row and scale group. `x_scales`
-    and `offsets` (T, groups) are contiguous. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
+    For a block of INT8, INT4 or MXFP4 words and tokens of signed bytes, with `steps` words per row and scale group.
+    `x_scales` and `offsets` (T, groups) are contiguous. Four bytes are multiplied at once where the CPU has
+    AVX512_VNNI.
     """
     width = literal(lanes)
     stored = Format(literal(format))
     count = literal(tokens)
-    fours = stored // 4  # words of a token per word of weights
+    fours = stored.per_word // 4  # words of a token per word of weights
     vnni = width == 16 and has("avx512vnni")
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -225,6 +227,8 @@ def scaled_block(
             for v, words in enumerate(_words(e, block_, index, registers)):
                 for half in range(fours):
                     bytes_ = nibbles(e, words, half) if fours == 2 else words
+                    if stored is Format.MXFP4:
+                        bytes_ = e.looked_up(MXFP4_BYTES, bytes_)
                     for t in range(count):
                         here = e.at(e.at(token[t], place), 4 * half)
                         at = v * count + t
@@ -239,7 +243,7 @@ def scaled_block(
             begun = builder.icmp_signed(">", number, I64(0))
             totals = []
             for v, register in enumerate(registers):
-                own = e.load_f32(e.at(scales_, builder.mul(number, I64(4 * ROWS))), 4 * width * register)
+                own = _scales(e, scales_, number, register, stored)
                 for t in range(count):
                     scale = builder.fmul(own, e.spread_f32(e.at(factors[t], place)))
                     before = builder.select(begun, e.load_f32(result[t], 4 * width * register), e.zero)
@@ -257,6 +261,15 @@ def scaled_block(
         return context.get_dummy_value()
 
     return types.void(lanes, format, tokens, *[types.int64] * 11), emit
+
+
+def _scales(e: Emitter, scales: Any, group: Any, register: int, stored: Format) -> Any:
+    """A group's scales of a register's rows, as fp32."""
+    if stored is not Format.MXFP4:
+        return e.load_f32(e.at(scales, e.b.mul(group, I64(4 * ROWS))), 4 * e.lanes * register)
+    here = e.at(e.at(scales, e.b.mul(group, I64(ROWS))), e.lanes * register)
+    exponents = e.b.zext(e.load(here, ir.VectorType(I8, e.lanes), e.lanes), e.i32s)
+    return e.floats(e.b.shl(exponents, e.iconst(23)))
 
 
 def nibbles(e: Emitter, words: Any, half: int) -> Any:
@@ -280,9 +293,10 @@ def _dot(e: Emitter, total: Any, words: Any, x: Any, stored: Format, vnni: bool)
 def _dot_avx2(e: Emitter, words: Any, x: Any, stored: Format) -> Any:
     """Dot products of four unsigned and four signed bytes per word.
 
-    INT4: two products of a nibble and a byte add up within 16 bits. INT8: even and odd bytes are widened to 16 bits.
+    INT4, MXFP4: two products of a small number and a byte add up within 16 bits. INT8: even and odd bytes are widened
+    to 16 bits.
     """
-    if stored is Format.INT4:
+    if stored.per_word == 8:
         return e.dot_pairs(e.dot_small_bytes(words, x), e.iconst(0x00010001))
     even = e.dot_pairs(e.b.and_(words, e.iconst(0x00FF00FF)), e.shifted_pairs(e.shifted_pairs(x, 8), -8))
     odd = e.dot_pairs(e.b.and_(e.b.lshr(words, e.iconst(8)), e.iconst(0x00FF00FF)), e.shifted_pairs(x, -8))

@@ -4,7 +4,8 @@ A matrix (R, C) becomes 32-bit words (blocks, C / per word, 64). Word [b, s, r] 
 row 64 b + r, the first in its lowest bits; with INT4 four elements are in the low nibbles of its bytes and the next
 four in the high nibbles. A block is thus one stream in memory, the lanes of a register of words are rows, and no sum is
 taken across lanes. INT8 and INT4 are symmetric with one scale per row and group of columns; words hold the number plus
-128 or 8. Weights in place are a view of the same words with other strides: the 64 rows of a block are contiguous.
+128 or 8. MXFP4 has the order of INT4; its words hold codes of 4-bit floats, and the scale of 32 columns is an exponent.
+Weights in place are a view of the same words with other strides: the 64 rows of a block are contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Operand, checked, contiguous, float64, whole
+from ..arguments import Operand, checked, contiguous, float64, host_array, whole
 from ..codegen.compiled import compiled
 from ..codegen.rounding import bfloat16_pairs
 from ..declarations import public
@@ -39,33 +40,56 @@ _LINE_WORDS = LINE // 4
 
 @public
 class Format(enum.IntEnum):
-    """Number formats of packed weights; values are elements per 32-bit word, which Numba can pass as literals."""
+    """Number formats of packed weights; Numba can pass their values as literals."""
 
     FP32 = 1
     BF16 = 2
     INT8 = 4
     INT4 = 8
+    MXFP4 = 16
+
+    @property
+    def per_word(self) -> int:
+        """Elements per 32-bit word."""
+        return 8 if self is Format.MXFP4 else int(self)
 
     @property
     def bits(self) -> int:
         """Bits of an element."""
-        return 32 // self
+        return 32 // self.per_word
 
     @property
     def scaled(self) -> bool:
         """True if groups of columns share a scale."""
-        return self in (Format.INT8, Format.INT4)
+        return self in (Format.INT8, Format.INT4, Format.MXFP4)
+
+    @property
+    def scale_type(self) -> Any:
+        """Type of a scale: fp32, or uint8 for an exponent."""
+        return np.uint8 if self is Format.MXFP4 else np.float32
 
     def weight_bytes(self, group: int = 128) -> float:
-        """Size of one weight with its share of the scale of `group` columns [byte]."""
+        """Size of one weight with its share of the scale of `group` columns, which are 32 in MXFP4 [byte]."""
+        if self is Format.MXFP4:
+            return (self.bits + 8 / MXFP4_GROUP) / 8
         return self.bits / 8 + (4 / group if self.scaled else 0)
 
     @property
     def zero(self) -> int:
-        """Code of the number 0 in a word."""
+        """The number that stands for 0 where the weights are multiplied as unsigned bytes."""
+        if self is Format.MXFP4:
+            return MXFP4_BYTES[0]
         return 1 << (self.bits - 1) if self.scaled else 0
 
 
+MXFP4_GROUP = 32
+"""Columns that share a scale in MXFP4."""
+MXFP4_BYTES = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
+"""Twice the number of each code (OCP Microscaling Formats 1.0, E2M1) plus 12, so that it is an unsigned byte."""
+
+_MXFP4_BOUNDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
+"""Largest magnitude that is rounded to each code but the last."""
+_MXFP4_BOUNDS[1::2] = np.nextafter(_MXFP4_BOUNDS[1::2], np.float32(0))  # a tie goes to the code that is even
 _PACKED_FROM = (np.float32, np.uint16, np.float16)
 """Types of matrices that can be packed; uint16 holds bfloat16 bits."""
 _TYPES: dict[Format, Any] = {
@@ -73,8 +97,9 @@ _TYPES: dict[Format, Any] = {
     Format.BF16: np.uint16,
     Format.INT8: np.int8,
     Format.INT4: np.uint8,
+    Format.MXFP4: np.uint8,
 }
-"""Type that tells the format of matrices in the order of blocks; uint8 holds two numbers."""
+"""Type of matrices in the order of blocks; uint8 holds two numbers, and the type of their scales tells the format."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +110,8 @@ class Matrices:
     ----------
     words : (E, blocks, steps, 64) uint32
         Contiguous if packed, else a view of rows in place.
-    scales : (E, blocks, groups, 64) fp32
-        Empty unless the format has scales.
+    scales : (E, blocks, groups, 64) fp32, in MXFP4 uint8
+        Empty unless the format has scales. In MXFP4 a scale of s means 2**(s - 127), and 0 means 0.
     rows, dim : int
         Rows and columns of each matrix, without the padding of blocks and groups.
     format : Format
@@ -95,7 +120,7 @@ class Matrices:
     """
 
     words: NDArray[np.uint32]
-    scales: NDArray[np.float32]
+    scales: NDArray[Any]
     rows: int
     dim: int
     format: Format
@@ -104,7 +129,7 @@ class Matrices:
     @property
     def width(self) -> int:
         """Number of columns including the padding of the last group or word."""
-        return int(self.words.shape[2]) * self.format
+        return int(self.words.shape[2]) * self.format.per_word
 
     @property
     def in_place(self) -> bool:
@@ -118,7 +143,7 @@ class Matrices:
 
     @property
     def blocks(self) -> NDArray[Any]:
-        """The words as `experts_of_blocks` takes them: (E, R, C) of the format's type, or (E, R, C / 2) for INT4."""
+        """The words as `experts_of_blocks` takes them: (E, R, C) of the format's type, or (E, R, C / 2) for 4 bits."""
         experts, blocks, _, _ = self.words.shape
         numbers: NDArray[Any] = self.words.reshape(experts, -1).view(_TYPES[self.format])
         return numbers.reshape(experts, blocks * ROWS, -1)
@@ -127,7 +152,7 @@ class Matrices:
 @public
 @dataclass(frozen=True)
 class PackedExperts:
-    """The routed experts of one layer, from `pack_experts`, `experts_of_blocks` or `experts_in_place`.
+    """The routed experts of one layer, from `pack_experts`, `pack_mxfp4`, `experts_of_blocks` or `experts_in_place`.
 
     Attributes
     ----------
@@ -173,9 +198,10 @@ def pack_experts(
     down : (E, M, F), or E matrices (M, F); as gate_up
     format : Format or its name, optional
         "fp32", "bf16" (rounded to nearest even), "int8" or "int4" (rounded to the nearest multiple of the group's
-        largest magnitude over 127 or 7); by default bf16 for bf16 weights, else fp32.
+        largest magnitude over 127 or 7), or "mxfp4" (as OCP Microscaling Formats 1.0, section 6.3); by default bf16 for
+        bf16 weights, else fp32.
     group : int
-        Columns that share a scale in INT8 and INT4, a multiple of 8.
+        Columns that share a scale in INT8 and INT4, a multiple of 8; 32 do in MXFP4.
 
     Returns
     -------
@@ -201,6 +227,7 @@ def pack_experts(
     if whole("group", group) < 8 or group % 8:
         raise ValueError(f"group must be a multiple of 8 columns, not {group}: leave it out for {GROUP}.")
     chosen = _format(format, first.dtype)
+    group = MXFP4_GROUP if chosen is Format.MXFP4 else group
     return PackedExperts(_packed("gate_up", first, chosen, group), _packed("down", second, chosen, group))
 
 
@@ -267,11 +294,12 @@ def experts_of_blocks(
     Parameters
     ----------
     gate_up : (E, 2 F, M) fp32, torch.bfloat16, uint16 that holds bfloat16 bits, or int8; (E, 2 F, M / 2) uint8 for INT4
+        and MXFP4
         `PackedExperts.gate_up.blocks`, or a copy that begins on a multiple of 64 bytes.
     down : (E, M, F), or (E, M, F / 2) uint8; as gate_up
-    gate_up_scales : (E, 2 F / 64, groups, 64) fp32, optional
-        `PackedExperts.gate_up.scales` of INT8 and INT4, or a copy.
-    down_scales : (E, M / 64, groups, 64) fp32, optional
+    gate_up_scales : (E, 2 F / 64, groups, 64) fp32, or uint8 for MXFP4, optional
+        `PackedExperts.gate_up.scales` of INT8, INT4 and MXFP4, or a copy.
+    down_scales : (E, M / 64, groups, 64), as gate_up_scales, optional
 
     Returns
     -------
@@ -305,10 +333,13 @@ def experts_of_blocks(
 
 def _of_blocks(name: str, operand: Operand, scales: Operand | None) -> Matrices:
     """View matrices in the order of blocks as words."""
-    array = checked(name, operand, "E R C", *_TYPES.values())
+    array = checked(name, operand, "E R C", *dict.fromkeys(_TYPES.values()))
     format = next(format for format, dtype in _TYPES.items() if array.dtype == dtype)
+    steps = None if scales is None else host_array(f"{name}_scales", scales)
+    if format is Format.INT4 and steps is not None and steps.dtype == np.uint8:
+        format = Format.MXFP4
     count, rows, dim = array.shape
-    dim *= 2 if format is Format.INT4 else 1
+    dim *= 2 if array.dtype == np.uint8 else 1
     if 0 in array.shape or rows % ROWS or dim % ROWS or not array.flags.c_contiguous or array.ctypes.data % LINE:
         raise ValueError(
             f"{name} must be C-contiguous from a multiple of {LINE} bytes on, with multiples of {ROWS} rows and "
@@ -321,16 +352,121 @@ def _of_blocks(name: str, operand: Operand, scales: Operand | None) -> Matrices:
         return Matrices(words, np.empty((count, rows // ROWS, 0, ROWS), np.float32), rows, dim, format, GROUP)
     if scales is None:
         raise ValueError(f"{name}_scales must be given for {format.name}: pass the scales that pack_experts returned.")
-    steps = contiguous(f"{name}_scales", checked(f"{name}_scales", scales, "E R/64 G 64", np.float32))
+    steps = contiguous(f"{name}_scales", checked(f"{name}_scales", scales, "E R/64 G 64", format.scale_type))
     groups = steps.shape[2]
     if steps.shape != (count, rows // ROWS, groups, ROWS) or groups == 0 or dim % groups or dim // groups % 8:
         raise ValueError(
             f"{name}_scales must be ({count}, {rows // ROWS}, groups, {ROWS}) with groups of a multiple of 8 columns, "
             f"not {steps.shape}: pass the scales that pack_experts returned."
         )
+    if format is Format.MXFP4 and dim // groups != MXFP4_GROUP:
+        raise ValueError(
+            f"{name}_scales must have {dim / MXFP4_GROUP:g} groups of {MXFP4_GROUP} columns, not {groups}: pass the "
+            "scales that pack_mxfp4 returned."
+        )
     if steps.ctypes.data % LINE:
         raise ValueError(f"{name}_scales must begin on a multiple of {LINE} bytes: copy them to such a place.")
     return Matrices(words, steps, rows, dim, format, dim // groups)
+
+
+@public
+def pack_mxfp4(
+    gate_up: Operand | Sequence[Operand],
+    gate_up_scales: Operand | Sequence[Operand],
+    down: Operand | Sequence[Operand],
+    down_scales: Operand | Sequence[Operand],
+) -> PackedExperts:
+    """Copy experts in MXFP4, as checkpoints of GPT-OSS store them, into the layout that `fused_moe` reads.
+
+    The weights keep their numbers, but for those whose scale is 2**-126 or smaller, which become 0.
+
+    Parameters
+    ----------
+    gate_up : (E, 2 F, M / 32, 16) uint8, or E matrices (2 F, M / 32, 16)
+        Two codes in a byte, the first in its low bits, 32 columns after the other.
+    gate_up_scales : (E, 2 F, M / 32) uint8, or E matrices (2 F, M / 32)
+        A scale of s means 2**(s - 127); 255, which means NaN, is refused.
+    down : (E, M, F / 32, 16) uint8, or E matrices (M, F / 32, 16)
+    down_scales : (E, M, F / 32) uint8, or E matrices (M, F / 32)
+
+    Returns
+    -------
+    PackedExperts
+        A copy; the original weights are no longer needed.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If shapes disagree, or a scale is NaN.
+
+    Examples
+    --------
+    >>> codes, scales = np.full((1, 64, 2, 16), 0x22, np.uint8), np.full((1, 64, 2), 127, np.uint8)
+    >>> experts = pack_mxfp4(codes, scales, codes[..., :1, :], scales[..., :1])
+    >>> len(experts), experts.format.name
+    (1, 'MXFP4')
+    """
+    first = _packed_mxfp4("gate_up", gate_up, gate_up_scales)
+    second = _packed_mxfp4("down", down, down_scales)
+    _check_layer((len(first.words), first.rows, first.dim), (len(second.words), second.rows, second.dim))
+    return PackedExperts(first, second)
+
+
+def _packed_mxfp4(name: str, codes: Any, exponents: Any) -> Matrices:
+    """Pack one matrix in MXFP4 per expert; each is asked for once."""
+    count = len(codes)
+    if count == 0 or len(exponents) != count:
+        raise ValueError(f"{name} and {name}_scales must have an expert at least, and as many of them: pass one layer.")
+    words = scales = np.empty(0)
+    shape = (0, 0)
+    for e in range(count):
+        own = checked(f"{name}[{e}]", codes[e], "R G 16", np.uint8)
+        powers = checked(f"{name}_scales[{e}]", exponents[e], "R G", np.uint8)
+        rows, groups, half = own.shape
+        if half != MXFP4_GROUP // 2 or powers.shape != (rows, groups) or 0 in own.shape:
+            raise ValueError(
+                f"{name}[{e}] must be (R, G, {MXFP4_GROUP // 2}) with scales (R, G), not {own.shape} and "
+                f"{powers.shape}: pass MXFP4 as it is stored."
+            )
+        blocks = -(-rows // ROWS)
+        if e == 0:
+            shape = (rows, groups)
+            words = empty_in_huge_pages((count, blocks, groups * MXFP4_GROUP // 8, ROWS), np.uint32)
+            scales = empty_in_huge_pages((count, blocks, groups, ROWS), np.uint8)
+        if (rows, groups) != shape:
+            raise ValueError(f"{name}[{e}] must have the shape of {name}[0], not {own.shape}: pass one layer's experts.")
+        if not _reorder_mxfp4(np.ascontiguousarray(own), powers, words[e], scales[e]):
+            raise ValueError(f"{name}_scales[{e}] must not be 255, which is NaN: repair the checkpoint.")
+    return Matrices(words, scales, shape[0], shape[1] * MXFP4_GROUP, Format.MXFP4, MXFP4_GROUP)
+
+
+@compiled()
+def _reorder_mxfp4(codes: Any, exponents: Any, words: Any, scales: Any) -> bool:
+    """Copy rows of codes (R, G, 16) and exponents (R, G) to words (blocks, 4 G, 64) and scales (blocks, G, 64).
+
+    Four columns in a row lie in the low halves of a word's bytes, the next four in the high halves. False if a scale is
+    NaN.
+    """
+    rows, groups, _ = codes.shape
+    for row in range(len(words) * ROWS):
+        block = row // ROWS
+        lane = row % ROWS
+        for g in range(groups):
+            power = exponents[row, g] if row < rows else np.uint8(0)
+            if power == 255:
+                return False
+            scales[block, g, lane] = power - 1 if power > 0 else 0  # the numbers of a word's codes are doubled
+            for step in range(4):
+                word = np.uint32(0)
+                for pair in range(4 if row < rows else 0):
+                    both = np.uint32(codes[row, g, 4 * step + pair])
+                    shift = np.uint32(16 * (pair % 2) + 4 * (pair // 2))
+                    word |= np.uint32((both & np.uint32(15)) << shift)
+                    word |= np.uint32((both >> np.uint32(4)) << np.uint32(shift + np.uint32(8)))
+                words[block, 4 * g + step, lane] = word
+    return True
 
 
 class _Given:
@@ -400,9 +536,9 @@ def _packed(name: str, matrices: _Given, format: Format, group: int) -> Matrices
     unit = group if format.scaled else STREAMS * format
     width = -(-dim // unit) * unit
     blocks = -(-rows // ROWS)
-    words = empty_in_huge_pages((count, blocks, width // format, ROWS), np.uint32)
+    words = empty_in_huge_pages((count, blocks, width // format.per_word, ROWS), np.uint32)
     groups = width // group if format.scaled else 0
-    scales = empty_in_huge_pages((count, blocks, groups, ROWS), np.float32)
+    scales = empty_in_huge_pages((count, blocks, groups, ROWS), format.scale_type)
     kept = format is _format(None, matrices.dtype) and matrices.dtype != np.float16
     for e, matrix in enumerate(matrices):
         if kept and (rows, dim) == (blocks * ROWS, width):
@@ -444,11 +580,27 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
         words = np.empty(full.size // 2, np.uint32)
         bfloat16_pairs(full.view(np.uint32).ravel(), words)
         return words.reshape(ROWS, -1).T, none
-    words = np.empty((full.shape[1] // format, ROWS), np.uint32)
-    scales = np.empty((full.shape[1] // group, ROWS), np.float32)
+    words = np.empty((full.shape[1] // format.per_word, ROWS), np.uint32)
+    scales: NDArray[Any] = np.empty((full.shape[1] // group, ROWS), format.scale_type)
+    if format is Format.MXFP4:
+        if not np.isfinite(full).all():
+            raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
+        _reorder_mxfp4(*_as_mxfp4(full), words[None], scales[None])
+        return words, scales
     if not _round(full, format.zero, format is Format.INT4, words, scales):
         raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
     return words, scales
+
+
+def _as_mxfp4(full: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Round rows (R, width) to codes (R, G, 16) and exponents (R, G)."""
+    grouped = full.reshape(len(full), -1, MXFP4_GROUP)
+    high = np.abs(grouped).max(axis=2)
+    power = np.clip(np.frexp(high)[1] - 3, -126, 125)  # the largest code, 6, is 1.5 * 2**2
+    magnitudes = np.ldexp(np.abs(grouped), -power[..., None])
+    codes = np.searchsorted(_MXFP4_BOUNDS, magnitudes).astype(np.uint8)
+    codes |= np.signbit(grouped).astype(np.uint8) << 3
+    return codes[..., ::2] | codes[..., 1::2] << 4, (power + 127).astype(np.uint8)
 
 
 @compiled()
@@ -501,9 +653,13 @@ def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
         values = float64("words", np.ascontiguousarray(words).view(np.uint16))
     else:
         numbers = np.ascontiguousarray(words).view(np.uint8)
-        if stored is Format.INT4:
+        if stored.per_word == 8:
             fours = numbers.reshape(len(words), -1, 4)
             numbers = np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(words), -1)
+        if stored is Format.MXFP4:
+            numbers = np.array(MXFP4_BYTES)[numbers]
         scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(words), -1)
+        if stored is Format.MXFP4:
+            scales = np.where(scales > 0, 2.0 ** (scales.astype(float) - 127), 0)
         values = (numbers.astype(float) - stored.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
     return np.asarray(values[: matrices.rows, : matrices.dim], np.float64)

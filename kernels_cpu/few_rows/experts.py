@@ -15,8 +15,8 @@ from ..codegen.rounding import narrowed, widened
 from ..codegen.vector_ir import LINE, Storage
 from ..codegen.views import pointer
 from ..declarations import public
-from ..experts.activations import Activations, convert, fill_swiglu
-from ..experts.fused_moe import sort_pairs
+from ..experts.activations import Activations, add_bias, convert, fill_clamped, fill_swiglu
+from ..experts.fused_moe import biases_of, is_clamped, sort_pairs
 from ..experts.tasks import weighted_sum
 from ..experts.weights import ROWS, Matrices, PackedExperts
 from ..machine.features import CodePath, code_path
@@ -56,8 +56,10 @@ def _list_parts(first: Any, words: int, word_bytes: int, scales: int, scale_byte
 
 
 @functools.cache
-def _server(lanes: int, format: int, storage: Storage) -> Any:
+def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes: int) -> Any:
+    """The work of a call; biases have no bytes per number, or those of bf16 or fp32."""
     number = DTYPES[storage]
+    bias_number = np.uint16 if bias_bytes == 2 else np.float32
 
     @compiled()
     def serve(board: Any, plan: Any, memory: Any, tokens: int, chosen: int, h: int, gates: int, out: int) -> int:
@@ -79,6 +81,9 @@ def _server(lanes: int, format: int, storage: Storage) -> Any:
         inner = _activations(plan, 12, memory, 10, pairs)
         answers = carray(pointer(memory[14]), (pairs, plan[14] * ROWS), np.float32)
         total = carray(pointer(memory[15]), (dim,), np.float32)
+        biased = experts if bias_bytes else 0
+        up_bias = carray(pointer(plan[20]), (biased, 2 * inner_dim), bias_number)
+        down_bias = carray(pointer(plan[21]), (biased, dim), bias_number)
         for t in range(tokens):
             for j in range(chosen):
                 ids[t, j] = np.int64(routing[t, j])
@@ -94,12 +99,18 @@ def _server(lanes: int, format: int, storage: Storage) -> Any:
             convert(i, x, zero)
         touched = _list_parts(first, plan[8], plan[9], plan[10], plan[11], parts)
         multiply_blocks(lanes, format, board, parts, touched, plan[6], plan[7], x, both)
+        for expert in range(biased):
+            for i in range(first[expert], first[expert + 1]):
+                add_bias(up_bias[expert], both[i])
         for i in range(pairs):
-            fill_swiglu(both, inner_dim, i, inner, zero)
+            if clamped:
+                fill_clamped(both, inner_dim, i, inner, zero)
+            else:
+                fill_swiglu(both, inner_dim, i, inner, zero)
         touched = _list_parts(first, plan[16], plan[17], plan[18], plan[19], parts)
         multiply_blocks(lanes, format, board, parts, touched, plan[14], plan[15], inner, answers)
         for t in range(tokens):
-            weighted_sum(answers, places[t], routing[t, chosen:], total)
+            weighted_sum(answers, places[t], routing[t, chosen:], ids[t], down_bias, total)
             for m in range(dim):
                 found[t, m] = narrowed(total[m], found[t, m])
         return -1
@@ -119,14 +130,19 @@ def _numbers_of(matrices: Matrices) -> list[int | NDArray[Any]]:
 class FewExperts:
     """The routed experts of one layer as by `fused_moe`, for calls with at most four rows; they are checked once.
 
-        out[t] = round(sum over j of weights[t, j] * down[e] (silu(gate[e] h[t]) * up[e] h[t])),  e = ids[t, j]
+        out[t] = round(sum over j of weights[t, j] * (down[e] a(gate_up[e] h[t] + gate_up_bias[e]) + down_bias[e]))
+        e = ids[t, j]
 
-    Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with INT8 and INT4.
+    Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with INT8, INT4 and MXFP4.
 
     Parameters
     ----------
     experts : PackedExperts
-        From `pack_experts` or `experts_of_blocks`; read in place.
+        From `pack_experts`, `pack_mxfp4` or `experts_of_blocks`; read in place.
+    activation : "swiglu" or "swiglu-clamped"
+        Function a, as of `fused_moe`.
+    gate_up_bias, down_bias : (E, 2 F) and (E, M) fp32 or torch.bfloat16, or uint16 that holds its bits, optional
+        Both or none; read in place.
     path : CodePath, optional
         Code path, by default this computer's own (`features`); one with vectors.
 
@@ -135,7 +151,7 @@ class FewExperts:
     TypeError
         If the experts are not packed.
     ValueError
-        If they lie in rows, or the path is the portable one.
+        If they lie in rows, the path is the portable one, or a bias has another shape than the experts ask for.
 
     Examples
     --------
@@ -145,7 +161,15 @@ class FewExperts:
     array([[3.5232]], dtype=float32)
     """
 
-    def __init__(self, experts: PackedExperts, *, path: CodePath | None = None) -> None:
+    def __init__(
+        self,
+        experts: PackedExperts,
+        *,
+        activation: str = "swiglu",
+        gate_up_bias: Operand | None = None,
+        down_bias: Operand | None = None,
+        path: CodePath | None = None,
+    ) -> None:
         if not isinstance(experts, PackedExperts):
             raise TypeError(
                 f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns."
@@ -158,10 +182,14 @@ class FewExperts:
         self._count = len(experts)
         self._dim = up.dim
         zero = experts.format.zero
-        self._plan = Plan(self._count, up.dim, down.dim, zero, *_numbers_of(up), *_numbers_of(down))
+        biases = biases_of(experts, gate_up_bias, down_bias)
+        self._plan = Plan(self._count, up.dim, down.dim, zero, *_numbers_of(up), *_numbers_of(down), *biases)
         self._used: dict[int, Uses] = {}
         self._sizes = experts.gate_up, experts.down
-        self._servers: dict[Storage | None, Any] = {of: _server(self._lanes, int(experts.format), of) for of in DTYPES}
+        bias_bytes = biases.up.itemsize if len(biases.up) else 0
+        form = self._lanes, int(experts.format)
+        clamped = is_clamped(activation)
+        self._servers: dict[Storage | None, Any] = {of: _server(*form, of, clamped, bias_bytes) for of in DTYPES}
 
     def __call__(self, h: SameKind, gates: Operand, *, threads: int = 1) -> SameKind:
         """Compute rows h (T, M), T in 1 .. 4, of fp32, torch.bfloat16, or uint16 that holds bfloat16 bits.

@@ -48,6 +48,7 @@ _FP32_BLOCKS = int(Format.FP32)
 _BF16_BLOCKS = int(Format.BF16)
 _INT8_BLOCKS = int(Format.INT8)
 _INT4_BLOCKS = int(Format.INT4)
+_MXFP4_BLOCKS = int(Format.MXFP4)
 
 
 @compiled()
@@ -92,7 +93,7 @@ def _serve_blocks(lanes: int, format: int, board: Any) -> None:
         part = board[_PARTS] + 32 * (task // each)
         number = task % each
         block = peek(part) + 4 * ROWS * steps * number
-        scales = peek(part + 8) + 4 * ROWS * groups * number
+        scales = peek(part + 8) + (1 if format == _MXFP4_BLOCKS else 4) * ROWS * groups * number
         begin = peek(part + 16)
         end = peek(part + 24)
         for t in range(begin, end, MOST):
@@ -206,8 +207,10 @@ def _helper(lanes: int) -> StandBy:
                 _serve_blocks(lanes, _BF16_BLOCKS, board)
             elif kind == _IN_BLOCKS + _INT8_BLOCKS:
                 _serve_blocks(lanes, _INT8_BLOCKS, board)
-            else:
+            elif kind == _IN_BLOCKS + _INT4_BLOCKS:
                 _serve_blocks(lanes, _INT4_BLOCKS, board)
+            else:
+                _serve_blocks(lanes, _MXFP4_BLOCKS, board)
             leave_call(at)
             call = join_call(at, call)
 

@@ -420,6 +420,10 @@ def _packed_experts(random: Random) -> Operands:
     }
     if packed == "pack_experts" and random.random() < 0.3:
         operands |= {name: list(operands[name].unbind()) for name in ("gate_up", "down")}
+    if packed != "pack_by_node" and random.random() < 0.5:
+        kind = random.choice((FP32, BF16))
+        biases = {"gate_up_bias": numbers(random, kind, E, 2 * F), "down_bias": numbers(random, kind, E, M)}
+        operands |= {"activation": "swiglu-clamped", **biases}
     operands |= maybe(random, "out", lambda: torch.full((T, M), torch.nan))
     return operands | maybe(random, "exact", lambda: True) | _threads(random)
 
@@ -450,15 +454,22 @@ def _call_experts(packed: str, format: Format | None, gate_up: Any, down: Any, *
 
 
 def _expert_sums(
-    x: torch.Tensor, gate_up: Any, down: Any, ids: torch.Tensor, weights: torch.Tensor, format: Format | None, **_: Any
+    x: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    format: Format | None,
+    **others: Any,
 ) -> Answer:
+    options = {name: others[name] for name in ("activation", "gate_up_bias", "down_bias") if name in others}
     first, second = (m if isinstance(m, torch.Tensor) else torch.stack(m) for m in (gate_up, down))
     form = format or (Format.BF16 if first.dtype is BF16 else Format.FP32)
     if form.scaled:  # what rounding to so few bits loses is another test's
         experts = kernels.pack_experts(first, second, format=form, group=64)
-        return (torch.from_numpy(kernels.fused_moe_reference(x, experts, ids, weights)),)
+        return (torch.from_numpy(kernels.fused_moe_reference(x, experts, ids, weights, **options)),)
     first, second = ((m.bfloat16() if form is Format.BF16 else m).float() for m in (first, second))
-    return (kernels.fused_moe_reference(x, (first, second), ids, weights),)
+    return (kernels.fused_moe_reference(x, (first, second), ids, weights, **options),)
 
 
 # The router and the two ends of a model

@@ -142,8 +142,12 @@ def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, kind, dtype, thread
     pair = numbers(FP32, E, 2 * F, M, scale=M**-0.5), numbers(FP32, E, M, F, scale=F**-0.5)
     experts = pack_experts(*pair, format=form, group=8)
     h, ids, shares = numbers(dtype, T, M), torch.randint(E, (T, k)), torch.rand(T, k)
-    found = FewExperts(experts, path=path)(h, torch.cat((ids.float(), shares), dim=1), threads=threads)
-    want = fused_moe(h.float(), experts, ids, shares, exact=True, path=path).to(dtype)
+    options = {}
+    if T & 1:
+        biases = {"gate_up_bias": numbers(dtype, E, 2 * F), "down_bias": numbers(dtype, E, M)}
+        options = {"activation": "swiglu-clamped", **biases}
+    found = FewExperts(experts, path=path, **options)(h, torch.cat((ids.float(), shares), dim=1), threads=threads)
+    want = fused_moe(h.float(), experts, ids, shares, exact=True, path=path, **options).to(dtype)
     assert found.equal(want)
 
 

@@ -21,11 +21,13 @@ from kernels_cpu import (
     fused_moe_reference,
     fused_moe_work,
     pack_experts,
+    pack_mxfp4,
 )
 from kernels_cpu.experts import tasks as expert_tasks
 from kernels_cpu.experts.tasks import by_matrices, columns_of, terms_of
 from kernels_cpu.experts.weights import aligned, unpacked
 from kernels_cpu.machine.features import features
+from kernels_triton import mxfp4_weights
 from tests.examples import examples
 
 module = importlib.import_module("kernels_cpu.experts.fused_moe")
@@ -426,12 +428,115 @@ def test_scaled_weights_are_rounded_as_numpy_rounds(form, most, group, shape):
     np.testing.assert_array_equal(found, want.reshape(len(want), -1)[:, : found.shape[1]])
 
 
+@pytest.mark.parametrize("path", CodePath)
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("bias_type", [np.float32, np.uint16])
+def test_biases_and_the_clamped_function_are_those_of_the_oracle(path, form, bias_type):
+    packed = pack_experts(*layer(4, (136, 200)), format=form)
+    h, ids, weights = batch(9, 4, 3, 136)
+    rng = np.random.default_rng(1)
+    biases = [4 * rng.standard_normal((4, rows), dtype=np.float32) for rows in (400, 136)]
+    if bias_type is np.uint16:
+        biases = [(bias.view(np.uint32) >> 16).astype(np.uint16) for bias in biases]
+    options = {"activation": "swiglu-clamped", "gate_up_bias": biases[0], "down_bias": biases[1]}
+    found = fused_moe(3 * h, packed, ids, weights, path=path, **options)
+    want = fused_moe_reference(3 * h, packed, ids, weights, **options)
+    assert error(found, want) < bound(packed, path, ids)
+    for left_out in ({"activation": "swiglu"}, {"gate_up_bias": np.zeros_like(biases[0])}):
+        assert error(found, fused_moe_reference(3 * h, packed, ids, weights, **options | left_out)) > 0.1
+
+
+def test_biases_are_of_their_own_expert_in_every_part(monkeypatch):
+    packed = pack_experts(*layer(5, (64, 64)))
+    h, ids, weights = batch(40, 5, 2, 64)
+    rng = np.random.default_rng(1)
+    options = {
+        "gate_up_bias": rng.standard_normal((5, 128), dtype=np.float32),
+        "down_bias": rng.standard_normal((5, 64), dtype=np.float32),
+    }
+    monkeypatch.setattr(module, "_BUFFERED", 1)
+    monkeypatch.setattr(module, "_FEWEST", 7)
+    found = fused_moe(h, packed, ids, weights, **options)
+    assert error(found, fused_moe_reference(h, packed, ids, weights, **options)) < 1e-6
+
+
+def test_a_number_that_is_not_one_stays_so_where_it_is_clamped():
+    gate_up, down = np.full((1, 2, 1), np.nan, np.float32), np.ones((1, 1, 1), np.float32)
+    one = np.ones((1, 1), np.float32)
+    found = fused_moe(one, pack_experts(gate_up, down), np.zeros((1, 1), int), one, activation="swiglu-clamped")
+    assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"down_bias": None}, "gate_up_bias and down_bias must both be given"),
+        ({"down_bias": np.zeros((2, 19), np.float32)}, r"down_bias must be \(2, 20\), not \(2, 19\)"),
+        ({"activation": "geglu"}, "activation must be 'swiglu' or 'swiglu-clamped'"),
+    ],
+)
+def test_biases_that_do_not_fit_are_refused(change, message):
+    h, ids, weights = batch(1, 2, 1, 20)
+    options = {"gate_up_bias": np.zeros((2, 26), np.float32), "down_bias": np.zeros((2, 20), np.float32)} | change
+    with pytest.raises(ValueError, match=message):
+        fused_moe(h, pack_experts(*layer(2, (20, 13))), ids, weights, **options)
+
+
+def stored_mxfp4(experts: int, rows: int, columns: int, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    shape = (experts, rows, columns // 32)
+    return rng.integers(0, 256, (*shape, 16), np.uint8), rng.integers(2, 250, shape, np.uint8)
+
+
+@pytest.mark.parametrize(("model", "inner"), [(64, 32), (96, 160), (2880, 64)])
+def test_mxfp4_keeps_the_numbers_of_its_checkpoint(model, inner):
+    up, down = stored_mxfp4(2, 2 * inner, model), stored_mxfp4(2, model, inner, seed=1)
+    packed = pack_mxfp4([*up[0]], [*up[1]], torch.from_numpy(down[0]), torch.from_numpy(down[1]))
+    for matrices, stored in ((packed.gate_up, up), (packed.down, down)):
+        wanted = mxfp4_weights(*map(torch.from_numpy, stored), torch.float32).double().numpy()
+        assert np.array_equal(np.array(unpacked(matrices, range(2))), wanted)
+
+
+def test_the_smallest_scales_of_mxfp4_become_zero_and_nan_is_refused():
+    codes, scales = stored_mxfp4(1, 64, 64)
+    scales[0, 0] = 1
+    packed = pack_mxfp4(codes, scales, *stored_mxfp4(1, 64, 32))
+    assert not unpacked(packed.gate_up, [0])[0][0].any()
+    scales[0, 5, 1] = 255
+    with pytest.raises(ValueError, match=r"gate_up_scales\[0\] must not be 255, which is NaN"):
+        pack_mxfp4(codes, scales, *stored_mxfp4(1, 64, 32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: np.zeros((1, 64, 2, 8), np.uint8)}, r"gate_up\[0\] must be \(R, G, 16\)"),
+        ({1: np.zeros((1, 64, 1), np.uint8)}, r"with scales \(R, G\)"),
+        ({3: np.zeros((2, 64, 1), np.uint8)}, "down and down_scales must have an expert at least, and as many"),
+        ({2: np.zeros((1, 64, 2, 16), np.uint8), 3: np.zeros((1, 64, 2), np.uint8)}, "down must be"),
+    ],
+)
+def test_mxfp4_of_other_shapes_is_refused(change, message):
+    given = dict(enumerate((*stored_mxfp4(1, 64, 64), *stored_mxfp4(1, 64, 32)))) | change
+    with pytest.raises(ValueError, match=message):
+        pack_mxfp4(*given.values())
+
+
+def test_numbers_become_the_nearest_of_mxfp4_and_ties_the_even_one():
+    values = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 4, -0.3, -0.7, 6, 0, 5.1, 2.49, 3.51, -6], np.float32)
+    row = np.concatenate([values, np.zeros(16, np.float32)])
+    packed = pack_experts(np.tile(row, (1, 2, 1)), np.ones((1, 32, 1), np.float32), format="mxfp4")
+    wanted = [0, 1, 1, 2, 2, 4, 4, 4, -0.5, -0.5, 6, 0, 6, 2, 4, -6]
+    assert unpacked(packed.gate_up, [0])[0][0][:16].tolist() == wanted
+
+
 def test_packed_weights_take_their_format_s_room():
     gate_up, down = layer(2, (256, 128))
     weights = 2 * 3 * 256 * 128
     sizes = {form: pack_experts(gate_up, down, format=form).nbytes for form in NAMES}
     assert sizes == {
         "fp32": 4 * weights, "bf16": 2 * weights, "int8": weights + weights // 32, "int4": weights // 2 + weights // 32,
+        "mxfp4": weights // 2 + weights // 32,
     }  # fmt: skip
 
 
@@ -445,7 +550,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"gate_up": lambda w: w.astype(np.int8)}, TypeError, "gate_up must be float32 or uint16"),
     ({"down": lambda w: w[:2]}, ValueError, r"down must be \(3, 256, 128\), which gate_up asks for, not \(2,"),
-    ({"format": lambda _: "int5"}, ValueError, "format must be one of fp32, bf16, int8, int4, not 'int5'"),
+    ({"format": lambda _: "int5"}, ValueError, "format must be one of fp32, bf16, int8, int4, mxfp4, not 'int5'"),
     ({"group": lambda _: 12}, ValueError, "group must be a multiple of 8 columns, not 12"),
     ({"gate_up": lambda w: w * np.inf, "format": lambda _: "int8"}, ValueError, r"gate_up\[0\] must be finite"),
 ]

@@ -195,6 +195,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 5, "sliding_window": 8}
         | {"rope_parameters": YARN},
     ),
+    "gpt_oss, mxfp4 of blocks": (
+        "gpt_oss",
+        BASE
+        | {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 5, "num_experts_per_tok": 3}
+        | {"sliding_window": 8, "rope_parameters": YARN},
+    ),
 }
 """By name: the type of the model, and its configuration."""
 
@@ -289,5 +295,5 @@ def _in_mxfp4(folder: Path) -> Path:
     return _rewritten(folder, held, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
 
 
-QUANTISED = {"deepseek_v3, fp8": _in_fp8, "gpt_oss, mxfp4": _in_mxfp4}
+QUANTISED = {"deepseek_v3, fp8": _in_fp8, "gpt_oss, mxfp4": _in_mxfp4, "gpt_oss, mxfp4 of blocks": _in_mxfp4}
 """What makes a quantised checkpoint of the one that transformers wrote."""

@@ -5,6 +5,7 @@ It reads MXFP4 with `dequantize=True`. For FP8 it would need accelerate, so that
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.live.world import RUNNABLE, requests, scenario
+from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError
 from workbench.models import ModelConfig
-from workbench.schedules import Sequential
+from workbench.schedules import Schedule, Sequential
 
 ASKED = requests((1, 19, 7), 8, vocab=211, seed=7)
 
@@ -72,8 +73,41 @@ def test_tokens_are_those_of_the_numbers_that_transformers_reads(name: str, quan
 
 def test_without_a_precision_the_error_tells_which_to_give(quantised: Any) -> None:
     of = scenario(wb.checkpoint(quantised("gpt_oss, mxfp4")), ASKED, RUNNABLE["all_gpu"], precision="bf16")
-    with pytest.raises(EngineError, match="run keeps experts in fp32 or bf16, not in mxfp4; give Memory"):
+    with pytest.raises(EngineError, match=r"multiples of 64, and those of .* are 64 x 32; give Memory\(weights="):
         wb.run(of.on(memory=wb.Memory(kv_capacity="1MB")), Sequential())
+
+
+@pytest.fixture(scope="module")
+def held(quantised: Any) -> ModelConfig:
+    """A model whose experts stay in MXFP4."""
+    return wb.checkpoint(quantised("gpt_oss, mxfp4 of blocks"))
+
+
+def as_stored(model: ModelConfig, pipeline: str) -> wb.Scenario:
+    """The scenario of weights as they are stored."""
+    of = scenario(model, ASKED, WIRED[pipeline], precision="fp32")
+    return of.on(memory=replace(of.memory, weights=None))
+
+
+def test_experts_in_mxfp4_are_held_so_and_compute_what_transformers_reads(held: ModelConfig, tmp_path: Path) -> None:
+    """Activations are rounded to bytes, so that a token may be another one that is about as good."""
+    pytest.importorskip("transformers")
+    found = wb.run(as_stored(held, "all_cpu"), Sequential())
+    theirs = of_mxfp4(held.path or tmp_path, tmp_path)
+    for request, made in zip(ASKED, found.tokens, strict=True):
+        with torch.no_grad():
+            scores = theirs(torch.tensor([(*request.prompt, *made)])).logits[0, len(request.prompt) - 1 : -1]
+        short = scores.amax(dim=-1) - scores.gather(1, torch.tensor(made)[:, None])[:, 0]
+        assert (short / scores.std(dim=-1) < 0.2).all()
+    assert len(set(sum(found.tokens, ()))) > 5
+
+
+@pytest.mark.parametrize(("pipeline", "schedule"), [*OF_SYSTEMS, ("experts_on_cpu", Sequential())])
+def test_tokens_are_the_same_wherever_experts_in_mxfp4_are(
+    held: ModelConfig, pipeline: str, schedule: Schedule
+) -> None:
+    """The engine compares its memory with the ledger's to the byte at each start."""
+    assert wb.run(as_stored(held, pipeline), schedule).tokens == wb.run(as_stored(held, "all_cpu"), Sequential()).tokens
 
 
 def test_a_scale_of_another_shape_is_refused(quantised: Any, tmp_path: Path) -> None:

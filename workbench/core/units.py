@@ -16,6 +16,8 @@ WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4
 """Bytes per weight. MXFP4 includes its 8-bit scale per 32 weights; scales of larger blocks (0.02 %) are left out."""
 QUANTISED = ("int8", "int4")
 """Formats into which routed experts can be rounded when a model is loaded."""
+PACKED = (*QUANTISED, "mxfp4")
+"""Formats of routed experts that the CPU's kernels compute with; those in MXFP4 stay as their checkpoint has them."""
 GROUPS = (128, 64)
 """Columns of such weights that share a scale in fp32: the first number that divides the sizes of the experts. With 64
 the kernel takes 1.3 times as long at 16 rows per expert (Zen 4)."""

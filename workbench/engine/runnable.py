@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.core.errors import EngineError
-from workbench.core.units import format_bytes
+from workbench.core.units import PACKED, format_bytes
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.stored import ACTIVATIONS
 from workbench.engine.loading.tensors import sources
 from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import free_memory
+from workbench.kernels import PackedExperts
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
 from workbench.pipeline import LayerRange
@@ -69,7 +71,7 @@ def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
         for graph in stack.graphs:
             _check_latent(graph, model)
     _check_precision(scenario.precision)
-    _check_rounded(scenario)
+    _check_packed(scenario)
     if not requests:
         raise EngineError(
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
@@ -100,10 +102,11 @@ def _check_card(scenario: Scenario) -> None:
             "or more; give device='cpu'."
         )
     on_gpu = any(stage.op.plain is experts and stage.device is Place.GPU for stage in scenario.stages)
-    if scenario.precision.group is not None and on_gpu:
+    form = scenario.precision.experts
+    if form in PACKED and on_gpu:
         raise EngineError(
-            f"Memory(weights={scenario.memory.weights!r}) rounds experts for the CPU's kernels, and "
-            f"{scenario.pipeline} computes some on the GPU; place experts on the CPU, or give device='cpu'."
+            f"experts in {form} are held for the CPU's kernels, and {scenario.pipeline} computes some on the GPU; place "
+            f"experts on the CPU, give device='cpu', or Memory(weights={scenario.model.dtype!r})."
         )
 
 
@@ -148,9 +151,9 @@ def check_request(number: int, request: Request, model: ModelConfig) -> None:
 
 
 def _check_precision(precision: Precision) -> None:
-    """Refuse number formats that the engine does not hold; experts that it rounds itself are in groups."""
+    """Refuse number formats that the engine does not hold."""
     kept = {"weights": precision.weights, "kv": precision.kv, "others": precision.others}
-    if precision.group is None:
+    if precision.experts not in PACKED:
         kept["experts"] = precision.experts
     for what, dtype in kept.items():
         if dtype is not None and dtype not in TORCH_DTYPES:
@@ -158,21 +161,29 @@ def _check_precision(precision: Precision) -> None:
             raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
 
 
-def _check_rounded(scenario: Scenario) -> None:
-    """Refuse to round the experts of a pipeline whose experts the user computes: only the built-in ones are rounded."""
+def _check_packed(scenario: Scenario) -> None:
+    """Refuse quantised experts that no kernel takes, and pipelines whose experts the user computes."""
     model = scenario.model
-    if scenario.precision.group is not None and (model.expert_vectors or model.family.activation != "swiglu"):
+    form = scenario.precision.experts
+    if form not in PACKED:
+        return
+    if model.family.activation not in ACTIVATIONS:
         raise EngineError(
-            f"Memory(weights={scenario.memory.weights!r}) rounds experts of SwiGLU without biases, and those of "
-            f"{model.name!r} are others; leave weights out, or give fp32 or bf16."
+            f"experts in {form} are those of SwiGLU, and {model.name!r} has {model.family.activation!r}; give "
+            "Memory(weights='fp32' or 'bf16')."
+        )
+    if model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT:
+        raise EngineError(
+            f"experts in {form} have sizes that are multiples of {PackedExperts.UNIT}, and those of {model.name!r} are "
+            f"{model.hidden_size} x {model.expert_width}; give Memory(weights='fp32' or 'bf16')."
         )
     ops = [stage.op for stage in scenario.stages]
     others = [op.name for op in ops if op.routed and op.plain is not experts]
     built_in = any(op.plain is experts for op in ops)
-    if scenario.precision.group is not None and (others or not built_in):
+    if others or not built_in:
         raise EngineError(
-            f"Memory(weights={scenario.memory.weights!r}) rounds the built-in experts, and {scenario.pipeline} "
-            f"{f'has {others[0]!r} too' if built_in else 'has none'}; leave weights out."
+            f"only the built-in experts compute in {form}, and {scenario.pipeline} "
+            f"{f'has {others[0]!r} too' if built_in else 'has none'}; give Memory(weights='fp32' or 'bf16')."
         )
 
 

@@ -21,6 +21,7 @@ from workbench.scheduler.base import LimitedScheduler, Scheduler, most_running
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
 from workbench.serving import fits
+from workbench.serving.host_kernels import is_packed
 from workbench.stages import attention, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload
 from workbench.workload.chat import ChatTemplate, Message, load_chat_template
@@ -76,8 +77,9 @@ class LLM:
     model : ModelConfig or str or Path
         A checkpoint from `wb.checkpoint`, or its folder.
     weights, kv : str, optional
-        Precision of weights and KV cache, as in `Memory`; by default the model's own, to which weights in FP8 and MXFP4
-        are converted. "int8" and "int4" round the routed experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
+        Precision of weights and KV cache, as in `Memory`; by default the model's own, to which weights in FP8 are
+        converted; experts in MXFP4 stay so on the CPU. "int8" and "int4" round the routed experts. A checkpoint in fp16
+        needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 
@@ -120,8 +122,7 @@ class LLM:
             raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
         self.tokenizer = load_tokenizer(self.model)
         self.defaults = sampling_defaults(self.model)
-        quantised = self.model.expert_dtype or self.model.other_dtype
-        self._memory = Memory(1.0, _BLOCK, weights or (self.model.dtype if quantised else None), kv)
+        self._memory = Memory(1.0, _BLOCK, weights or _converted(self.model), kv)
         self._scheduler = scheduler or ResourceAware()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -373,3 +374,9 @@ class LLM:
             return eos_token_ids(self.model)
         except CheckpointError:
             return ()
+
+
+def _converted(model: ModelConfig) -> str | None:
+    """The precision to which quantised weights are converted; None if the kernels compute with them as they are."""
+    held = model.expert_dtype == "mxfp4" and model.other_dtype is None and is_packed(model)
+    return model.dtype if (model.expert_dtype or model.other_dtype) and not held else None

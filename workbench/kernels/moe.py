@@ -136,7 +136,7 @@ def fused_moe(
 
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
     with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
-    With INT8 and INT4 they are rounded to multiples of each group's largest magnitude over 127.
+    With INT8, INT4 and MXFP4 they are rounded to multiples of each group's largest magnitude over 127.
 
     Parameters
     ----------
@@ -144,18 +144,18 @@ def fused_moe(
         Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
-        From `pack_experts`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or gate_up (P, 2 F, M) and down
-        (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups, which alternate where the
-        activation is "swiglu-clamped".
+        From `pack_experts`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or gate_up
+        (P, 2 F, M) and down (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups, which
+        alternate where the activation is "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         token's row NaN and no other.
     weights : (T, k) fp32, contiguous
         Weights of these experts, from `route`, or from `with_shared` with experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
-        Function of gate and up projection; only "swiglu" for packed experts.
+        Function of gate and up projection; not "geglu" for packed experts.
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
-        Biases of a pair.
+        Biases; of packed experts both or none, of fp32 or bf16.
     pages : (E,) int32 or int64, optional
         Page of each expert of a pair, by default page e for expert e. Pages of experts that no token chose are never
         read: their transfer may still be under way.
@@ -176,8 +176,8 @@ def fused_moe(
     -------
     (T, M) of x's kind and type
         `out` if given. Relative Frobenius error against float64, of a pair: 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32;
-        with the packed weights 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4, 3e-2 in rows
-        of a few.
+        with the packed weights 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8, INT4 and MXFP4, 3e-2
+        in rows of a few.
 
     Raises
     ------
@@ -197,23 +197,35 @@ def fused_moe(
     >>> fused_moe(x, (gate_up, down), ids, weights).round(4)
     array([[3.5232]], dtype=float32)
     """
-    other_activation = None if activation == "swiglu" else activation
-    pair_only = {
-        "activation": other_activation,
-        "gate_up_bias": gate_up_bias,
-        "down_bias": down_bias,
-        "pages": pages,
-    }
     if isinstance(experts, PackedExperts | NodeExperts):
-        _refuse(pair_only | {"backend": backend}, "packed experts", "leave it out, or pass experts=(gate_up, down)")
-        return kernels_cpu.fused_moe(x, experts, ids, weights, exact=exact, threads=threads, path=path, out=out)
+        others = {"pages": pages, "backend": backend}
+        _refuse(others, "packed experts", "leave it out, or pass experts=(gate_up, down)")
+        return kernels_cpu.fused_moe(
+            x,
+            experts,
+            ids,
+            weights,
+            activation=activation,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            exact=exact,
+            threads=threads,
+            path=path,
+            out=out,
+        )
     gate_up, down = _pair(experts)
     packed_only = {"exact": exact or None, "threads": threads, "path": path, "out": out}
     _refuse(packed_only, "experts that are not packed", "leave it out, or pass what pack_experts returns")
-    options: dict[str, Any] = pair_only | {"activation": activation, "backend": backend}
     operands: tuple[Any, ...] = (x, gate_up, down, ids, weights)
-    compute = for_tensors("fused_moe")
-    found: SameKind = computed(compute, *operands, **options)
+    found: SameKind = computed(
+        for_tensors("fused_moe"),
+        *operands,
+        activation=activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        pages=pages,
+        backend=backend,
+    )
     return found
 
 
@@ -239,21 +251,19 @@ def fused_moe_reference(
     >>> fused_moe_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
     """
-    other_activation = None if activation == "swiglu" else activation
-    pair_only = {
-        "activation": other_activation,
+    options: dict[str, Any] = {
+        "activation": activation,
         "gate_up_bias": gate_up_bias,
         "down_bias": down_bias,
-        "pages": pages,
     }
     if isinstance(experts, PackedExperts):
-        _refuse(pair_only, "packed experts", "leave it out, or pass experts=(gate_up, down)")
-        return kernels_cpu.fused_moe_reference(x, experts, ids, weights)
+        _refuse({"pages": pages}, "packed experts", "leave it out, or pass experts=(gate_up, down)")
+        return kernels_cpu.fused_moe_reference(x, experts, ids, weights, **options)
     import kernels_triton
 
     compute: Any = kernels_triton.fused_moe_reference
     operands = (x, *_pair(experts), ids, weights)
-    return computed(compute, *operands, **pair_only | {"activation": activation})
+    return computed(compute, *operands, **options | {"pages": pages})
 
 
 def _refuse(arguments: dict[str, Any], experts: str, remedy: str) -> None:

@@ -264,6 +264,8 @@ class Op:
     def bytes_each(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes per weight: of its own format, or else of the routed experts' or the other weights'."""
         usual = precision.expert_bytes if self.routed else precision.other_bytes
+        if self.plain.name == "experts" and model.expert_vectors:
+            usual = _with_biases(model, usual, DTYPE_BYTES[precision.weights])
         rounded = self.routed and precision.group is not None
         if rounded or not (model.formats and precision.as_stored):
             return usual
@@ -363,6 +365,13 @@ class Buffer:
     width: Callable[[ModelConfig], int]
     prefill: Callable[[ModelConfig], int] | None = None
     dtype: str | None = None
+
+
+def _with_biases(model: ModelConfig, each: float, of_bias: float) -> float:
+    """Bytes per number of routed experts whose weights take `each`, and whose biases take `of_bias`."""
+    weights = model.num_local_experts * model.expert_params
+    biases = model.expert_vectors
+    return (weights * each + biases * of_bias) / (weights + biases)
 
 
 def _hidden(model: ModelConfig) -> int:

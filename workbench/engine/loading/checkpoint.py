@@ -144,6 +144,21 @@ class Checkpoint:
         else:
             out.copy_(self.read(source, out.dtype))
 
+    def read_mxfp4(self, source: Source, what: str) -> torch.Tensor:
+        """The codes ("blocks") or the scales of a part of a tensor in MXFP4, as they are in the file.
+
+        Raises
+        ------
+        CheckpointError
+            If the tensor is not in MXFP4.
+        """
+        if _fp4(source.name, what) not in self._file_of:
+            raise CheckpointError(
+                f"tensor {source.name} of {self.folder.name!r} is not in MXFP4, which its config.json names; give "
+                "Memory(weights='bf16')."
+            )
+        return self._slice(_fp4(source.name, what), source.part)
+
     def _of_fp8(self, source: Source, dtype: torch.dtype) -> torch.Tensor:
         """A part of an FP8 matrix; each thread keeps the last matrix, for its parts are read one after the other."""
         name, matrix = getattr(self._converted, "last", ("", torch.empty(0)))

@@ -153,11 +153,13 @@ class _Loader:
 
     def _load(self, layer: int, op: Op) -> None:
         packs = packed(self._model, self._precision) and (layer, op) not in self._unpacked
-        if op.plain is experts and packs:
-            self.held[layer, op] = pack(self._files, self._model, layer, op, self._precision, self._step)
-            return
         found = operands(op, self._model, layer)
-        self.held[layer, op] = [Stored(each.key, self._joined(each.sources).view(each.shape)) for each in found]
+        matrices = list[Stored]()
+        if op.plain is experts and packs:
+            matrices = pack(self._files, self._model, layer, op, self._precision, self._step)
+            found = [each for each in found if each.matrices is None]
+        others = [Stored(each.key, self._joined(each.sources).view(each.shape)) for each in found]
+        self.held[layer, op] = [*matrices, *others]
 
     def _joined(self, sources: Sequence[Source]) -> torch.Tensor:
         """Tensors of the checkpoint, joined along their first dimension."""

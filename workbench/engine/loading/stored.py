@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
-from workbench.core.units import GROUPS, QUANTISED
+from workbench.core.units import GROUPS, PACKED, QUANTISED
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.loading.tensor_files import TensorFile, bytes_of
 from workbench.engine.loading.tensors import Source, Tensors, operands
@@ -32,12 +32,15 @@ from workbench.kernels import (
     experts_of_blocks,
     features,
     pack_experts,
+    pack_mxfp4,
 )
 from workbench.models import ModelConfig
 from workbench.stages import Op, Precision
 
 FORMATS = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int4"}
 """Number formats by the type of the tensors that hold them."""
+ACTIVATIONS = ("swiglu", "swiglu-clamped")
+"""Activation functions of packed experts."""
 _PAGES = 1 << 16
 """Fewest bytes for which memory is asked of the system itself."""
 _VERSION = "3"
@@ -72,20 +75,20 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def packed(model: ModelConfig, precision: Precision) -> bool:
-    """True if routed experts are packed: rounded ones always, others of such sizes where Numba's kernel has vectors.
+    """True if routed experts are packed: quantised ones always, others of such sizes where Numba's kernel has vectors.
 
-    That kernel has neither biases nor other activations than SwiGLU.
+    That kernel has two activation functions.
     """
     whole = not (model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT)
-    if model.expert_vectors or model.family.activation != "swiglu":
+    if model.family.activation not in ACTIVATIONS:
         return False
-    return precision.experts in QUANTISED or (whole and features().path is not CodePath.PORTABLE)
+    return precision.experts in PACKED or (whole and features().path is not CodePath.PORTABLE)
 
 
 def pack(
     files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> list[Stored]:
-    """The packed experts of one layer, or the set of them that an operation computes.
+    """The packed matrices of one layer's experts, or of the set of them that an operation computes.
 
     Rounded ones of a whole layer are kept for the next run, in a folder within the checkpoint's.
 
@@ -94,8 +97,10 @@ def pack(
     Raises
     ------
     CheckpointError
-        If experts that are to be rounded are not finite.
+        If experts that are to be rounded are not finite, or are not in the format that the config names.
     """
+    if precision.experts == "mxfp4":
+        return _stored(_in_mxfp4(files, model, layer, op, step))
     if precision.experts is None or precision.experts not in QUANTISED:
         return _stored(_packed(files, model, layer, op, precision, step))
     path = files.folder / f"experts-{precision.experts}" / f"{layer:05d}.safetensors"
@@ -153,12 +158,46 @@ class _Rows(Sequence[torch.Tensor]):
         return self._matrix
 
 
+class _Mxfp4(Sequence[torch.Tensor]):
+    """The codes ("blocks") or the scales of matrices in MXFP4, each read when it is asked for."""
+
+    def __init__(
+        self, files: Checkpoint, sources: Sequence[Source], what: str, step: Callable[[int], object]
+    ) -> None:
+        self._files = files
+        self._sources = sources
+        self._what = what
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __getitem__(self, expert: Any) -> Any:
+        found = self._files.read_mxfp4(self._sources[expert], self._what)
+        self._step(found.nbytes)
+        return found
+
+
+def _in_mxfp4(files: Checkpoint, model: ModelConfig, layer: int, op: Op, step: Callable[[int], object]) -> Tensors:
+    """Read and pack the experts of a checkpoint that holds them in MXFP4; their numbers stay."""
+    given = list[_Mxfp4]()
+    for operand in operands(op, model, layer):
+        if operand.matrices is not None:
+            given += [_Mxfp4(files, operand.sources, what, step) for what in ("blocks", "scales")]
+    try:
+        return _tensors(pack_mxfp4(*given))
+    except ValueError as error:
+        raise CheckpointError(f"experts of layer {layer} of {model.name!r} cannot be read: {error}") from error
+
+
 def _packed(
     files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> Tensors:
     """Read and pack one expert after the other, so that no more than one is held in rows."""
     rows = dict[str, _Rows]()
     for operand in operands(op, model, layer):
+        if operand.matrices is None:
+            continue
         matrix = host_memory(operand.shape[1:], TORCH_DTYPES[precision.weights])
         size = round(matrix.numel() * precision.expert_bytes)
         rows[operand.key] = _Rows(files, operand.sources, matrix, operand.shape[0], partial(step, size))
@@ -173,8 +212,12 @@ def _packed(
 
 def _in_blocks(gate_up: Sequence[torch.Tensor], down: Sequence[torch.Tensor], precision: Precision) -> Tensors:
     """Pack gates and ups (2 F, M) and downs (M, F) of every expert."""
-    form = precision.experts if precision.experts in QUANTISED else None
-    both = pack_experts(gate_up, down, format=form, group=precision.group or GROUPS[0])
+    form = precision.experts if precision.experts in PACKED else None
+    return _tensors(pack_experts(gate_up, down, format=form, group=precision.group or GROUPS[0]))
+
+
+def _tensors(both: PackedExperts) -> Tensors:
+    """The memory of packed experts as tensors."""
     found = Tensors()
     for key, matrices in (("gate_up", both.gate_up), ("down", both.down)):
         found[f"{key}_blocks"] = _tensor(matrices.blocks, matrices.format)
@@ -195,15 +238,19 @@ def smallest(model: ModelConfig, precision: Precision) -> Tensors:
     size = precision.group or PackedExperts.UNIT
     gate_up = torch.zeros(1, 2 * size, size, dtype=dtype)
     down = torch.zeros(1, size, size, dtype=dtype)
+    biases = {"gate_up_bias": gate_up[:, :, 0], "down_bias": down[:, :, 0]} if model.expert_vectors else {}
+    whole = {key: bias.contiguous() for key, bias in biases.items()}
     if packed(model, precision):
-        return _in_blocks([*gate_up], [*down], precision)
-    return {"gate_up": gate_up, "down": down}
+        return _in_blocks([*gate_up], [*down], precision) | whole
+    return {"gate_up": gate_up, "down": down} | whole
 
 
 def format_of(held: Tensors) -> tuple[str, int | None]:
     """Number format of routed experts as they are held, and the columns that share a scale."""
     matrices = held["down_blocks"] if "down_blocks" in held else held["down"]
     scales = held.get("down_scales")
+    if scales is not None and scales.dtype is torch.uint8:
+        return "mxfp4", None
     columns = matrices.shape[2] * (2 if matrices.dtype is torch.uint8 else 1)
     return FORMATS[matrices.dtype], columns // scales.shape[2] if scales is not None else None
 

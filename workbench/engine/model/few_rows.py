@@ -10,7 +10,7 @@ import torch
 
 from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
-from workbench.engine.model.ops import Ops, RowLayout
+from workbench.engine.model.ops import Ops, RowLayout, options_of
 from workbench.kernels import (
     FewExperts,
     FewLinear,
@@ -111,7 +111,7 @@ class FewRows:
 
     def experts(self, weights: Tensors) -> Few | None:
         """See `Ops.experts`."""
-        return _experts(weights)
+        return _experts(self._model, weights)
 
     def _logits(self, tables: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """See `Ops.logits`."""
@@ -128,15 +128,15 @@ class FewRows:
         return whole and self._model.family.norm is Norm.RMS and fits_few_rows(weights[matrix])
 
 
-def _experts(weights: Tensors) -> Few | None:
+def _experts(model: ModelConfig, weights: Tensors) -> Few | None:
     if "gate_up_blocks" not in weights or not features().lanes:
         return None
-    stage = FewExperts(packed_of(weights))
+    stage = FewExperts(packed_of(weights), **options_of(model, weights))
     return lambda layout, read: stage(read["h"], read["gates"], threads=torch.get_num_threads())
 
 
-def warm_up(angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:
-    """Compile the kernels for rows of a type, these angles, and routed experts stored as `routed`."""
+def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:
+    """Compile a model's kernels for rows of a type, these angles, and routed experts stored as `routed`."""
     size = 64
     row = torch.zeros(1, size, dtype=dtype)
     if not fits_few_rows(row.expand(size, size).contiguous()):
@@ -145,7 +145,7 @@ def warm_up(angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:
     FewQkv(row[0], row.new_zeros(3 * dim, size), angles, 1, 1)(row, torch.zeros(1, dtype=torch.int64))
     FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
     FewRoute(row[0], row.new_zeros(size, size), 1)(row)
-    if (stage := _experts(routed)) is not None:
+    if (stage := _experts(model, routed)) is not None:
         width = routed["down_blocks"].shape[1]
         stage(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})
 

@@ -107,7 +107,7 @@ class Forward:
                 bar.update()
             ops.warm_up_experts(dtype, routed)
             bar.update()
-            few_rows.warm_up(ops.angles, dtype, routed)
+            few_rows.warm_up(model, ops.angles, dtype, routed)
             bar.update()
             self._control.check()
             one.warm_up(dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate, chain, pairwise
 from operator import mul
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -257,6 +257,12 @@ def _matrices(weights: Tensors) -> Matrices:
     return packed_of(weights) if "gate_up_blocks" in weights else (weights["gate_up"], weights["down"])
 
 
+def options_of(model: ModelConfig, weights: Tensors) -> dict[str, Any]:
+    """Activation function and biases of routed experts, as their kernels take them."""
+    biases = {key: weights.get(key) for key in ("gate_up_bias", "down_bias")}
+    return {"activation": model.family.activation, **biases}
+
+
 class Ops:
     """Operations of one model, for requests of so many positions at most.
 
@@ -340,10 +346,10 @@ class Ops:
     def warm_up_experts(self, dtype: torch.dtype, routed: Tensors) -> None:
         """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
         if "gate_up_blocks" in routed:
-            warm_up_experts(packed_of(routed))
+            warm_up_experts(packed_of(routed), **options_of(self._model, routed))
         else:
             x = torch.zeros(1, routed["gate_up"].shape[2], dtype=dtype)
-            self._routed(x, _matrices(routed), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), {})
+            self._routed(x, _matrices(routed), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), routed)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The family's norm of rows (T, M), on as many threads as torch uses."""
@@ -492,17 +498,10 @@ class Ops:
         weights: Tensors,
     ) -> torch.Tensor:
         """Rows h (T, M) through the experts `ids` (T, j) -> (T, M); packed ones on as many threads as torch uses."""
+        options = options_of(self._model, weights)
         if isinstance(matrices, tuple):
-            return fused_moe(
-                h,
-                matrices,
-                ids,
-                scales,
-                activation=self._model.family.activation,
-                gate_up_bias=weights.get("gate_up_bias"),
-                down_bias=weights.get("down_bias"),
-            )
-        return fused_moe(h.float(), matrices, ids, scales, threads=self._threads).to(h.dtype)
+            return fused_moe(h, matrices, ids, scales, **options)
+        return fused_moe(h.float(), matrices, ids, scales, threads=self._threads, **options).to(h.dtype)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of a gate if there is one; with `routed`, their sum."""
