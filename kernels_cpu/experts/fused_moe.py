@@ -145,7 +145,9 @@ def fused_moe(
     _check(hidden, slices[0], chosen, scales)
     clamped = is_clamped(activation)
     if isinstance(experts, NodeExperts) and (clamped or gate_up_bias is not None or down_bias is not None):
-        raise ValueError("activation and biases must be left out with experts that are packed by node: use pack_experts.")
+        raise ValueError(
+            "activation and biases must be left out with experts that are packed by node: use pack_experts."
+        )
     biases = biases_of(slices[0], gate_up_bias, down_bias)
     size = team_size(threads)
     taken = code_path(path)
@@ -170,8 +172,8 @@ def is_clamped(activation: str) -> bool:
     """True for GPT-OSS' activation function."""
     if activation not in ("swiglu", "swiglu-clamped"):
         raise ValueError(
-            f"activation must be 'swiglu' or 'swiglu-clamped' for packed experts, not {activation!r}: give experts that "
-            "are not packed."
+            f"activation must be 'swiglu' or 'swiglu-clamped' for packed experts, not {activation!r}: give experts "
+            "that are not packed."
         )
     return activation == "swiglu-clamped"
 
@@ -223,7 +225,9 @@ class _Pairs(NamedTuple):
         """The pairs from `begin` to `past` - 1, counted from 0."""
         first = np.clip(self.first, begin, past) - begin
         counts = np.diff(first)
-        return _Pairs(self.tokens[begin:past], first, self.ids, self.places, np.flatnonzero(counts), int(counts.max(initial=0)))
+        return _Pairs(
+            self.tokens[begin:past], first, self.ids, self.places, np.flatnonzero(counts), int(counts.max(initial=0))
+        )
 
 
 @compiled()

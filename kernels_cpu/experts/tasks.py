@@ -1,8 +1,8 @@
 """The work of a thread for the experts: five phases, each with a queue from which free threads take tasks.
 
 The phases are: convert activations, gate and up projections (in blocks of 64 rows), activation function, down
-projections, weighted sums. A phase begins when all tasks of the previous one are done. A call therefore starts its threads only once, and a
-thread that starts late, or not at all, delays no other.
+projections, weighted sums. A phase begins when all tasks of the previous one are done. A call therefore starts its
+threads only once, and a thread that starts late, or not at all, delays no other.
 """
 
 from __future__ import annotations

@@ -436,7 +436,9 @@ def _packed_mxfp4(name: str, codes: Any, exponents: Any) -> Matrices:
             words = empty_in_huge_pages((count, blocks, groups * MXFP4_GROUP // 8, ROWS), np.uint32)
             scales = empty_in_huge_pages((count, blocks, groups, ROWS), np.uint8)
         if (rows, groups) != shape:
-            raise ValueError(f"{name}[{e}] must have the shape of {name}[0], not {own.shape}: pass one layer's experts.")
+            raise ValueError(
+                f"{name}[{e}] must have the shape of {name}[0], not {own.shape}: pass one layer's experts."
+            )
         if not _reorder_mxfp4(np.ascontiguousarray(own), powers, words[e], scales[e]):
             raise ValueError(f"{name}_scales[{e}] must not be 255, which is NaN: repair the checkpoint.")
     return Matrices(words, scales, shape[0], shape[1] * MXFP4_GROUP, Format.MXFP4, MXFP4_GROUP)

@@ -80,7 +80,7 @@ def test_cgopipe_streams_the_experts_alone(bench):
 
 def test_the_table_tells_the_share_of_the_bound():
     lines: list[str] = []
-    times = overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5)
+    times = overlap.ScheduleTimes(overlap.VSL, [1.0], [1.5])
     times.note(2.0, {"gpu": 1.0})
     overlap.table([times], {}, lines.append)
     assert "0.75, 0.50" in lines[1]
@@ -88,8 +88,8 @@ def test_the_table_tells_the_share_of_the_bound():
 
 def test_ratios_are_those_of_the_medians_with_the_extremes():
     fast, slow = (
-        overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5, [1.0, 2.0, 3.0]),
-        overlap.ScheduleTimes(overlap.PLAIN, 2.0, 4.0, [4.0, 5.0]),
+        overlap.ScheduleTimes(overlap.VSL, [1.0], [1.5], [1.0, 2.0, 3.0]),
+        overlap.ScheduleTimes(overlap.PLAIN, [2.0], [4.0], [4.0, 5.0]),
     )
     ratios = overlap.ratios_of([fast, slow])
     assert ratios["VSLPipe(weight_slots=3) / Sequential, speed"] == {
@@ -107,8 +107,14 @@ def test_ratios_are_those_of_the_medians_with_the_extremes():
 
 
 def test_lanes_are_busy_for_their_share_of_all_passes():
-    times = overlap.ScheduleTimes(overlap.VSL, 1.0, 1.0)
+    times = overlap.ScheduleTimes(overlap.VSL, [1.0], [1.0])
     times.note(1.0, {"gpu": 0.5, "h2d": 1.0})
     times.note(3.0, {"gpu": 2.5, "h2d": 1.0})
     assert times.utilisation == {"gpu": 0.75, "h2d": 0.5}
     assert times.seconds == 2.0
+
+
+def test_predictions_by_several_calibrations_are_averaged() -> None:
+    times = overlap.ScheduleTimes(overlap.VSL, [1.0], [1.5])
+    times.predict_again(overlap.ScheduleTimes(overlap.VSL, [2.0], [2.5]))
+    assert (times.bound, times.simulated) == (1.5, 2.0)

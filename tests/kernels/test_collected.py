@@ -200,7 +200,10 @@ REFUSED = {
     "out on another device": (lambda: _on_meta(out=torch.ones(1, 6, 16)), "out must be left out for tensors on meta"),
     "a backend and threads": (lambda: _decode(threads=1, backend="torch"), "backend must be left out for a call with"),
     "pages of packed experts": (lambda: _layer(True, pages=torch.arange(3)), "pages must be left out for packed"),
-    "another activation": (lambda: _layer(True, activation="geglu"), "activation must be .* for packed experts, not 'geglu': give"),
+    "another activation": (
+        lambda: _layer(True, activation="geglu"),
+        "activation must be .* for packed experts, not 'geglu': give",
+    ),
     "threads of matrices": (lambda: _layer(False, threads=1), "threads must be left out for experts that are not"),
 }
 

@@ -214,6 +214,7 @@ SEEDS = {
     "phimoe": 1,
     "phimoe, packed": 1,
     "gpt_oss, mxfp4": 4,
+    "gpt_oss, mxfp4 of blocks": 11,
 }
 """Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
 

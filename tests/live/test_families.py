@@ -263,12 +263,15 @@ def test_latent_decodes_on_the_other_device(case: Case) -> None:
     assert wb.run(scenario(model, ASKED, apart, block=1), Sequential(2)).tokens == tokens
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_experts_that_cannot_be_rounded_are_refused(precision: str, case: Case) -> None:
+def test_experts_with_biases_are_rounded(case: Case, oracle: Any) -> None:
+    """A token may be another one that is about as good."""
     model, _ = case("gpt_oss, wide")
     of = scenario(model, ASKED, RUNNABLE["all_gpu"])
-    with pytest.raises(EngineError, match="rounds experts of SwiGLU without biases"):
-        wb.run(of.on(memory=wb.Memory(kv_capacity="1MB", weights=precision)), Sequential())
+    found = wb.run(of.on(memory=wb.Memory(kv_capacity="1MB", weights="int8")), Sequential())
+    for request, made in zip(ASKED, found.tokens, strict=True):
+        scores = oracle(model).scores((*request.prompt, *made))[len(request.prompt) - 1 : -1]
+        short = scores.amax(dim=-1) - scores.gather(1, torch.tensor(made)[:, None])[:, 0]
+        assert (short / scores.std(dim=-1) < 0.2).all()
 
 
 def test_ernies_router_stays_in_fp32(case: Case, tmp_path: Path, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:

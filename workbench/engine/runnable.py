@@ -9,7 +9,6 @@ import numpy as np
 from workbench.core.errors import EngineError
 from workbench.core.units import PACKED, format_bytes
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
-from workbench.engine.loading.stored import ACTIVATIONS
 from workbench.engine.loading.tensors import sources
 from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import free_memory
@@ -105,8 +104,8 @@ def _check_card(scenario: Scenario) -> None:
     form = scenario.precision.experts
     if form in PACKED and on_gpu:
         raise EngineError(
-            f"experts in {form} are held for the CPU's kernels, and {scenario.pipeline} computes some on the GPU; place "
-            f"experts on the CPU, give device='cpu', or Memory(weights={scenario.model.dtype!r})."
+            f"experts in {form} are held for the CPU's kernels, and {scenario.pipeline} computes some on the GPU; "
+            f"place experts on the CPU, give device='cpu', or Memory(weights={scenario.model.dtype!r})."
         )
 
 
@@ -162,16 +161,11 @@ def _check_precision(precision: Precision) -> None:
 
 
 def _check_packed(scenario: Scenario) -> None:
-    """Refuse quantised experts that no kernel takes, and pipelines whose experts the user computes."""
+    """Refuse quantised experts of other sizes than whole blocks, and pipelines whose experts the user computes."""
     model = scenario.model
     form = scenario.precision.experts
     if form not in PACKED:
         return
-    if model.family.activation not in ACTIVATIONS:
-        raise EngineError(
-            f"experts in {form} are those of SwiGLU, and {model.name!r} has {model.family.activation!r}; give "
-            "Memory(weights='fp32' or 'bf16')."
-        )
     if model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT:
         raise EngineError(
             f"experts in {form} have sizes that are multiples of {PackedExperts.UNIT}, and those of {model.name!r} are "

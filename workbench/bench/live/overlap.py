@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -57,14 +57,32 @@ BLOCK = 16
 
 @dataclass
 class ScheduleTimes:
-    """Times of one schedule: bound, simulated and measured seconds per steady pass, and busy seconds of each lane."""
+    """Times of one schedule: bound, simulated and measured seconds per steady pass, and busy seconds of each lane.
+
+    Bound and simulated are means over several calibrations of the computer.
+    """
 
     schedule: Schedule
-    bound: float
-    simulated: float
+    bounds: list[float]
+    simulations: list[float]
     measured: list[float] = field(default_factory=list)
     busy: list[dict[str, float]] = field(default_factory=list)
     dropped: int = 0
+
+    @property
+    def bound(self) -> float:
+        """Mean of the bounds."""
+        return mean(self.bounds)
+
+    @property
+    def simulated(self) -> float:
+        """Mean of the simulated times."""
+        return mean(self.simulations)
+
+    def predict_again(self, other: ScheduleTimes) -> None:
+        """Add what another calibration predicts."""
+        self.bounds += other.bounds
+        self.simulations += other.simulations
 
     def note(self, seconds: float, busy: dict[str, float]) -> None:
         """Record an undisturbed pass."""
@@ -193,7 +211,11 @@ class Bench:
         together = crowds(self._rows, all_decode, all_decode, self._rows)
         of = prepared.cost, prepared.lowering.stack, prepared.scenario.machine
         alone = Loads(*of, Forced(1, 0, round(rows.context / rows.decode), rows.decode, together))
-        return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
+        return ScheduleTimes(schedule, [max(alone.limits(rows).values())], [seconds])
+
+    def on(self, machine: Machine) -> Bench:
+        """The same decodes on the same link, with another calibration of the computer."""
+        return Bench(self._model, machine, self._rows, self.context, self.rate, self._driver)
 
     def measure(self, times: ScheduleTimes, *, disturbed: bool = False) -> None:
         """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
@@ -224,8 +246,8 @@ def bench_overlap(
 ) -> list[ScheduleTimes]:
     """Measure VSLPipe, CGOPipe and Sequential with and without weight prefetch, interleaved, and simulate them.
 
-    Every steady pass is a repetition. The decodes read a KV cache of zeros instead of prefilled prompts, whose prefill
-    would take minutes.
+    The computer is calibrated before and after, since its speed may change meanwhile. Every steady pass is a
+    repetition. The decodes read a KV cache of zeros instead of prefilled prompts, whose prefill would take minutes.
 
     Raises
     ------
@@ -249,6 +271,11 @@ def bench_overlap(
         say(f"round {turn + 1}: undisturbed passes: {', '.join(counts)}")
     if none := [times for times in compared if not times.measured]:
         raise WorkbenchError(f"other programs disturbed every pass of {none[0].schedule.name}; close them.")
+    after = bench.on(calibrate(model, refresh=True))
+    for times in compared:
+        times.predict_again(after.simulated(times.schedule))
+        first, second = times.simulations
+        say(f"{times.schedule.name}: simulated {first:.4f} s by the calibration before, {second:.4f} s by that after")
     ratios = ratios_of(compared)
     table(compared, ratios, say)
     if json is not None:
@@ -296,6 +323,7 @@ def row(times: ScheduleTimes) -> dict[str, Any]:
         "schedule": times.schedule.name,
         "bound": times.bound,
         "simulated": times.simulated,
+        "simulations": times.simulations,
         "measured": times.measured,
         "utilisation": times.utilisation,
         "dropped": times.dropped,

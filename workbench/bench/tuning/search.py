@@ -210,7 +210,9 @@ def _winner(best: Timing, tried: Sequence[Timing]) -> Timing | None:
 def ratios(base: Timing, others: Sequence[Timing], rounds: int = ROUNDS) -> list[Ratio]:
     """Times by others relative to those by the base, every call in turns, in random order."""
     every = [base, *others]
-    names = [timing.compile() for timing in every][0]
+    names = base.compile()
+    for timing in others:
+        timing.compile()
     seconds = np.empty((len(every), rounds, len(names)))
     random = np.random.default_rng(0)
     for which in range(rounds):

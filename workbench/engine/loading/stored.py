@@ -39,8 +39,6 @@ from workbench.stages import Op, Precision
 
 FORMATS = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int4"}
 """Number formats by the type of the tensors that hold them."""
-ACTIVATIONS = ("swiglu", "swiglu-clamped")
-"""Activation functions of packed experts."""
 _PAGES = 1 << 16
 """Fewest bytes for which memory is asked of the system itself."""
 _VERSION = "3"
@@ -75,13 +73,8 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def packed(model: ModelConfig, precision: Precision) -> bool:
-    """True if routed experts are packed: quantised ones always, others of such sizes where Numba's kernel has vectors.
-
-    That kernel has two activation functions.
-    """
+    """True if routed experts are packed: quantised ones, and others of whole blocks where Numba's kernel has vectors."""
     whole = not (model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT)
-    if model.family.activation not in ACTIVATIONS:
-        return False
     return precision.experts in PACKED or (whole and features().path is not CodePath.PORTABLE)
 
 
@@ -161,9 +154,7 @@ class _Rows(Sequence[torch.Tensor]):
 class _Mxfp4(Sequence[torch.Tensor]):
     """The codes ("blocks") or the scales of matrices in MXFP4, each read when it is asked for."""
 
-    def __init__(
-        self, files: Checkpoint, sources: Sequence[Source], what: str, step: Callable[[int], object]
-    ) -> None:
+    def __init__(self, files: Checkpoint, sources: Sequence[Source], what: str, step: Callable[[int], object]) -> None:
         self._files = files
         self._sources = sources
         self._what = what
