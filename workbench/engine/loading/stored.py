@@ -73,7 +73,7 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def packed(model: ModelConfig, precision: Precision) -> bool:
-    """True if routed experts are packed: quantised ones, and others of whole blocks where Numba's kernel has vectors."""
+    """True if routed experts are packed: quantised ones, and whole blocks where Numba's kernel has vectors."""
     whole = not (model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT)
     return precision.experts in PACKED or (whole and features().path is not CodePath.PORTABLE)
 
