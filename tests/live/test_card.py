@@ -24,7 +24,8 @@ from workbench.core.errors import CapacityError, EngineError, ScenarioError, Sto
 from workbench.engine import live
 from workbench.engine.devices.cuda import CudaStream
 from workbench.engine.devices.driver import Stream
-from workbench.engine.lanes.lanes import Executor, Job
+from workbench.engine.lanes.executor import Executor
+from workbench.engine.lanes.lane import Job
 from workbench.engine.lanes.transfer import Transfer, copy_over
 from workbench.engine.model.forward import Forward
 from workbench.models import ModelConfig

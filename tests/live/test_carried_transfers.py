@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workbench.core.errors import StoppedError
-from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.executor import Executor
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
 from workbench.schedules.plan import Carry, Task

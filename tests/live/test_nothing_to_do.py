@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.executor import Executor
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Node, NodeKind
 from workbench.schedules.plan import Task

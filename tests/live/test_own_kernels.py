@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 import workbench as wb
 from tests.live.made import CONFIGS, QUANTISED
 from tests.live.world import WIRED, requests, scenario
-from workbench.engine.lanes.lanes import Lane
+from workbench.engine.lanes.lane import Lane
 from workbench.engine.model.forward import Forward
 from workbench.kernels import FewDecode, FewExperts, FewLinear, FewQkv, FewRoute, fp8_weights, mxfp4_weights
 from workbench.kernels.collected import doors

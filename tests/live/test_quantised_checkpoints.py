@@ -49,7 +49,7 @@ def of_mxfp4(folder: Path, plain: Path) -> Any:
     ).float()
 
 
-READ = {"deepseek_v3, fp8": of_fp8, "gpt_oss, mxfp4": of_mxfp4}
+READ = {"deepseek_v3, fp8": of_fp8, "gpt_oss, mxfp4": of_mxfp4, "gpt_oss, mxfp4 of blocks": of_mxfp4}
 
 
 def ran(model: ModelConfig) -> wb.Result:
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_numbers_that_transformers_reads(name: str, quan
     path = quantised(name)
     theirs = READ[name](path, tmp_path)
     model = wb.checkpoint(path)
-    assert model.expert_dtype == name.split(", ")[1]
+    assert (model.expert_dtype or "none") in name
     tokens = ran(model).tokens
     assert len(set(sum(tokens, ()))) > 5
     for request, made in zip(ASKED, tokens, strict=True):

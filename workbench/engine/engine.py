@@ -19,7 +19,8 @@ from workbench.engine.devices.host import HostDriver
 from workbench.engine.inbox import Calls, Inbox
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
-from workbench.engine.lanes.lanes import Action, Executor, Job
+from workbench.engine.lanes.executor import Executor
+from workbench.engine.lanes.lane import Action, Job
 from workbench.engine.lanes.meter import energy_meter
 from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.stopwatch import Stopwatch

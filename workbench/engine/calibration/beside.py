@@ -14,7 +14,8 @@ from workbench.core.quiet import kept, listening
 from workbench.engine.calibration.op_times import typical
 from workbench.engine.devices.driver import Driver
 from workbench.engine.lanes.affinity import Affinity
-from workbench.engine.lanes.lanes import Executor, Job
+from workbench.engine.lanes.executor import Executor
+from workbench.engine.lanes.lane import Job
 from workbench.engine.lanes.transfer import Copy, Transfer, copy_over
 from workbench.engine.loading.stored import host_memory
 from workbench.pipeline.layer_graph import EMBED, WEIGHTS

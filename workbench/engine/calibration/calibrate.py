@@ -31,7 +31,7 @@ from workbench.engine.devices.host import HostDriver
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Action, Job
+from workbench.engine.lanes.lane import Action, Job
 from workbench.engine.lanes.process import occupy
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable

@@ -16,7 +16,7 @@ import torch
 
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.host import HostDriver
-from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.executor import Executor
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.kv_cache import KVCache
 from workbench.engine.model.operations import OPERATIONS

@@ -15,7 +15,7 @@ from workbench.core.timeline import Span, overlap, tasks_during
 from workbench.engine.devices.driver import Driver, Event
 from workbench.engine.devices.host import HostStream
 from workbench.engine.engine import Engine
-from workbench.engine.lanes.lanes import Job
+from workbench.engine.lanes.lane import Job
 from workbench.engine.model.ops import RowLayout
 from workbench.hardware.profile import Pace
 from workbench.pipeline.layer_graph import NodeKind

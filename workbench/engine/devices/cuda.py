@@ -58,10 +58,15 @@ class CudaStream:
         """See `Stream.keep`."""
         self._held.append(held)
 
+    def release(self) -> list[object]:
+        """See `Stream.release`."""
+        held = self._held
+        self._held = []
+        return held
+
     def finish(self) -> None:
         """See `Stream.finish`."""
-        held = self._held
-        self._held = []  # what is kept meanwhile waits for the next time
+        held = self.release()  # what is kept meanwhile waits for the next time
         self.record().wait()
         held.clear()
 

@@ -34,6 +34,9 @@ class Stream(Protocol):
     def keep(self, held: object) -> None:
         """Hold tensors until `finish`: memory that is freed may be given to another stream at once."""
 
+    def release(self) -> list[object]:
+        """Give up what was kept so far; the caller holds it until an event that was recorded by now has passed."""
+
     def finish(self) -> None:
         """Wait for everything issued so far, and let go of what was kept."""
 

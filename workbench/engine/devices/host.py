@@ -37,6 +37,10 @@ class HostStream:
     def keep(self, held: object) -> None:
         """See `Stream.keep`."""
 
+    def release(self) -> list[object]:
+        """See `Stream.release`."""
+        return []
+
     def finish(self) -> None:
         """See `Stream.finish`."""
 
