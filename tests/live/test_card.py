@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.device.memory import DeviceMemory
 from tests.device.races import RaceError
 from tests.device.rehearsal import RehearsedDriver, rehearsed
 from tests.device.streams import Adversary, LostError
@@ -95,15 +98,38 @@ def test_tokens_are_the_hosts(name: str, scheduler: int, seed: int, four: ModelC
     assert found.backend.startswith("gpu lane on rehearsal")
 
 
-def test_the_host_waits_as_often_for_many_layers_as_for_few(make_model: MakeModel, on_card: Any) -> None:
+@pytest.mark.parametrize("name", ["vslpipe", "flexgen_s4"])
+def test_the_host_waits_as_often_for_many_layers_as_for_few(name: str, make_model: MakeModel, on_card: Any) -> None:
     """Positions, tables and counts of experts cross the link once for a batch, not once for each layer."""
     waits = list[int]()
     for layers in (2, 5):
         model = make_model(replace(TINY, name=f"of-{layers}", num_hidden_layers=layers, head_dim=16), 2)
         drivers = on_card(Adversary())
-        wb.run(asked_of(model, WIRED["vslpipe"]), Sequential(), device="cuda")
+        wb.run(asked_of(model, WIRED[name]), Sequential(), device="cuda")
         waits.append(sum(drivers[0].waits.values()))
     assert waits[0] == waits[1]
+
+
+def test_within_an_iteration_the_host_waits_for_token_ids_and_chosen_tokens_alone(
+    four: ModelConfig, on_card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a batch's layout says is there before the first task: else each table would wait for the card's work."""
+    waits = Counter[str]()
+
+    def finish(memory: DeviceMemory, name: str) -> None:
+        lane = threading.current_thread().name
+        if lane == "lane-gpu":
+            waits[name] += 1
+        memory.queues.finish(memory.queues.current.record())
+
+    monkeypatch.setattr(DeviceMemory, "finish", finish)
+    on_card(Adversary())
+    found = wb.run(asked_of(four, WIRED["flexgen_s4"]), Sequential(), device="cuda")
+    first_layer = 3  # slots, table and lengths of the blocks that attention brings, which every layer numbers alike
+    assert waits == {
+        "aten::copy_": (1 + first_layer) * found.iterations - first_layer,
+        "aten::_to_copy": found.iterations,
+    }
 
 
 def test_the_card_is_empty_afterwards(four: ModelConfig, on_card: Any) -> None:

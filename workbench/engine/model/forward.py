@@ -146,6 +146,8 @@ class Forward:
         for part, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             self.decodes += len(layout.lengths)
             self._resume(part, layout, batch)
+            if not self._driver.on_host:
+                layout.on(self._driver.device).bring()
 
     def embed(self, part: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; they follow the rows of in-flight prefills, if there are any."""
@@ -189,7 +191,7 @@ class Forward:
 
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
-        x = self._buffers[Place.GPU, part, "x"][layout.last_rows.to(self._driver.device)]
+        x = self._buffers[Place.GPU, part, "x"][layout.on(self._driver.device).last_rows]
         few = self._few.logits if 0 < len(x) <= MOST and self._driver.on_host else None
         return few(x) if few else self._ops.logits(x)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -219,8 +219,8 @@ class FetchedKV:
         size = self.pool.shape[3]
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
-        _append(self.pool, self._model, torch.from_numpy(slots).to(self.pool.device), k, v)
-        own = replace(layout, table=self._table[: len(last)])
+        own = layout.renumbered(self._table[: len(last)], slots)
+        _append(self.pool, self._model, own.on(self.pool.device).slots, k, v)
         return _attend(self.pool, self._model, own, q, attention, self._control)
 
 

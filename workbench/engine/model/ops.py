@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import accumulate, chain, pairwise
 from operator import mul
@@ -188,13 +188,23 @@ class RowLayout:
     def _there(self) -> dict[torch.device, OnDevice]:
         return {}
 
+    @cached_property
+    def _renumbered(self) -> dict[bytes, RowLayout]:
+        return {}
+
+    def renumbered(self, table: npt.NDArray[np.int32], slots: npt.NDArray[np.int64]) -> RowLayout:
+        """The same decodes on blocks with other numbers; one layout for all layers that number them so."""
+        return self._renumbered.setdefault(table.tobytes(), replace(self, table=table, slots=slots))
+
     def on(self, device: torch.device) -> OnDevice:
         """The layout in a device's memory."""
         return self._there.setdefault(device, OnDevice(self, device))
 
     def leave(self) -> None:
-        """Free the devices' memory that this layout takes, and that of its decodes alone."""
+        """Free the devices' memory that this layout takes, and that of the layouts made of it."""
         self._there.clear()
+        for other in self._renumbered.values():
+            other.leave()
         if "decodes_alone" in vars(self):
             self.decodes_alone.leave()
 
@@ -242,6 +252,11 @@ class OnDevice:
         return torch.from_numpy(self._layout.lengths).to(self._device)
 
     @cached_property
+    def last_rows(self) -> torch.Tensor:
+        """See `RowLayout.last_rows`."""
+        return self._layout.last_rows.to(self._device)
+
+    @cached_property
     def starts(self) -> torch.Tensor:
         """See `RowLayout.starts`."""
         return torch.tensor(self._layout.starts, device=self._device)
@@ -250,6 +265,12 @@ class OnDevice:
     def key_starts(self) -> torch.Tensor:
         """See `RowLayout.key_starts`."""
         return torch.tensor(self._layout.key_starts, device=self._device)
+
+    def bring(self) -> None:
+        """Have all of them come there now: while a card is at work, each would wait for what it is doing."""
+        for name, there in vars(OnDevice).items():
+            if isinstance(there, cached_property):
+                getattr(self, name)
 
 
 def _matrices(weights: Tensors) -> Matrices:

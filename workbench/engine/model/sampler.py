@@ -37,9 +37,13 @@ def choose_all(
     EngineError
         If a logit is NaN or infinite.
     """
-    if len(logits) and not all(torch.isfinite(bound) for bound in torch.aminmax(logits)):  # of a NaN, both are NaN
+    if not len(logits):
+        return []
+    finite = torch.isfinite(torch.stack(torch.aminmax(logits))).all()  # of a NaN, both bounds are NaN
+    ids = sample(logits)
+    *chosen, is_finite = torch.cat((ids, finite[None].to(ids.dtype))).tolist()  # one wait for a card
+    if not is_finite:
         raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
-    chosen: list[int] = sample(logits).tolist()
     for row, (request, line) in enumerate(zip(requests, tokens, strict=True)):
         how = request.sampling
         if how.temperature or how.penalised:
