@@ -193,7 +193,7 @@ def test_no_source_names_more_of_it() -> None:
 
 
 def test_the_sources_that_are_searched_are_those_of_runs() -> None:
-    assert {"ops.py", "latent.py", "forward.py", "stored.py", "lanes.py"} <= {path.name for path in sources()}
+    assert {"ops.py", "latent.py", "forward.py", "stored.py", "lane.py"} <= {path.name for path in sources()}
 
 
 def test_four_of_five_operations_are_called(seen: Seen) -> None:
