@@ -146,7 +146,8 @@ def fused_moe(
     clamped = is_clamped(activation)
     if isinstance(experts, NodeExperts) and (clamped or gate_up_bias is not None or down_bias is not None):
         raise ValueError(
-            "activation and biases must be left out with experts that are packed by node: use pack_experts."
+            "activation, gate_up_bias and down_bias must be left out for experts that are packed by node: use "
+            "pack_experts."
         )
     biases = biases_of(slices[0], gate_up_bias, down_bias)
     size = team_size(threads)
@@ -155,7 +156,7 @@ def fused_moe(
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of x, not {result.shape}: leave it out.")
     if out is not None:
-        check_apart("out", result, x=hidden, weights=scales)
+        check_apart("out", result, x=hidden, weights=scales, gate_up_bias=biases.up, down_bias=biases.down)
         for own in slices:
             check_apart("out", result, experts=own.gate_up.words)
             check_apart("out", result, experts=own.down.words)
@@ -188,7 +189,7 @@ class Biases(NamedTuple):
 def biases_of(experts: PackedExperts, up: Operand | None, down: Operand | None) -> Biases:
     """The biases, checked against the experts."""
     if up is None and down is None:
-        return Biases(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
+        return Biases(frozen(np.empty((0, 0), np.float32)), frozen(np.empty((0, 0), np.float32)))
     if up is None or down is None:
         raise ValueError("gate_up_bias and down_bias must both be given: pass zeros (E, R) for the one that is none.")
     found = list[NDArray[Any]]()
@@ -199,7 +200,7 @@ def biases_of(experts: PackedExperts, up: Operand | None, down: Operand | None) 
         found.append(array)
     if found[0].dtype != found[1].dtype:
         raise TypeError(f"down_bias must be {found[0].dtype} as gate_up_bias, not {found[1].dtype}: convert one.")
-    return Biases(*found)
+    return Biases(*map(frozen, found))
 
 
 class _Pairs(NamedTuple):
@@ -255,7 +256,7 @@ def sort_pairs(ids: Any, first: Any, tokens: Any, places: Any) -> int:
 
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     """The pairs of ids (T, k), sorted."""
-    chosen = frozen(np.ascontiguousarray(ids, np.int64))
+    chosen = frozen(np.array(ids, np.int64, order="C"))  # a copy: threads read it when it has been checked
     first = np.zeros(experts + 1, np.int64)
     tokens = np.empty(ids.size, np.int64)
     places = np.empty(ids.shape, np.int64)

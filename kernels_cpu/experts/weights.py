@@ -193,8 +193,8 @@ def pack_experts(
     Parameters
     ----------
     gate_up : (E, 2 F, M), or E matrices (2 F, M); fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Per expert the rows of the gate, then those of the up projection. The matrices of a list may be anywhere; each
-        is asked for once, and may be gone when the next one is.
+        Per expert the rows of the gate, then those of the up projection; in turns for "swiglu-clamped". The matrices of
+        a list may be anywhere; each is asked for once, and may be gone when the next one is.
     down : (E, M, F), or E matrices (M, F); as gate_up
     format : Format or its name, optional
         "fp32", "bf16" (rounded to nearest even), "int8" or "int4" (rounded to the nearest multiple of the group's
@@ -298,7 +298,7 @@ def experts_of_blocks(
         `PackedExperts.gate_up.blocks`, or a copy that begins on a multiple of 64 bytes.
     down : (E, M, F), or (E, M, F / 2) uint8; as gate_up
     gate_up_scales : (E, 2 F / 64, groups, 64) fp32, or uint8 for MXFP4, optional
-        `PackedExperts.gate_up.scales` of INT8, INT4 and MXFP4, or a copy.
+        `PackedExperts.gate_up.scales` of INT8, INT4 and MXFP4, or a copy. An exponent of MXFP4 is at most 254.
     down_scales : (E, M / 64, groups, 64), as gate_up_scales, optional
 
     Returns
@@ -437,7 +437,7 @@ def _packed_mxfp4(name: str, codes: Any, exponents: Any) -> Matrices:
             scales = empty_in_huge_pages((count, blocks, groups, ROWS), np.uint8)
         if (rows, groups) != shape:
             raise ValueError(
-                f"{name}[{e}] must have the shape of {name}[0], not {own.shape}: pass one layer's experts."
+                f"{name}[{e}] must be {(*shape, half)} as {name}[0], not {own.shape}: pass one layer's experts."
             )
         if not _reorder_mxfp4(np.ascontiguousarray(own), powers, words[e], scales[e]):
             raise ValueError(f"{name}_scales[{e}] must not be 255, which is NaN: repair the checkpoint.")

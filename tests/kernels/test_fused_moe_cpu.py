@@ -605,6 +605,25 @@ def test_out_that_overlaps_what_is_read_is_refused():
     for name, out in (("experts", over_gates), ("experts", over_downs), ("x", h), ("weights", shared)):
         with pytest.raises(ValueError, match=rf"out must not overlap {name}, .*: pass a copy of {name}"):
             fused_moe(h, **case, out=out)
+    biases = {name: np.zeros((3, size), np.float32) for name, size in (("gate_up_bias", 128), ("down_bias", 64))}
+    for name in biases:
+        memory = np.zeros(biases[name].size + h.size, np.float32)
+        lying = memory[: biases[name].size].reshape(biases[name].shape)
+        over = memory[lying.size - 8 : lying.size - 8 + h.size].reshape(h.shape)
+        with pytest.raises(ValueError, match=rf"out must not overlap {name}, .*: pass a copy of {name}"):
+            fused_moe(h, **case, **biases | {name: lying}, out=over)
+
+
+def test_ids_that_are_overwritten_meanwhile_choose_no_other_bias():
+    """The result may lie over the ids: threads read a copy of them that has been checked."""
+    packed = pack_experts(*layer(2, (64, 64)))
+    h, ids, weights = batch(8, 2, 1, 64)
+    biases = {"gate_up_bias": np.ones((2, 128), np.float32), "down_bias": np.ones((2, 64), np.float32)}
+    want = fused_moe(h, packed, ids, weights, **biases)
+    memory = np.zeros((8, 64), np.float32)
+    over = memory.reshape(-1)[-16:].view(np.int64).reshape(8, 1)
+    over[:] = ids
+    assert np.array_equal(fused_moe(h, packed, over, weights, **biases, out=memory), want)
 
 
 def test_declared_work():

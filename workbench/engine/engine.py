@@ -328,6 +328,7 @@ class Engine:
         requests = [self._requests[number] for number in emitting]
         tokens = [self._tokens[number] for number in emitting]
         logits = self.forward.logits(part, layout)
+        self.driver.stream("gpu").record().wait()  # asleep: reading the tokens would keep a core busy meanwhile
         chosen = choose_all(logits, requests, tokens, self.control.check)
         for row, (number, request, token) in enumerate(zip(emitting, requests, chosen, strict=True)):
             self._tokens[number].append(token)

@@ -105,7 +105,7 @@ def _check_card(scenario: Scenario) -> None:
     if form in PACKED and on_gpu:
         raise EngineError(
             f"experts in {form} are held for the CPU's kernels, and {scenario.pipeline} computes some on the GPU; "
-            f"place experts on the CPU, give device='cpu', or Memory(weights={scenario.model.dtype!r})."
+            "place experts on the CPU, give device='cpu', or Memory(weights='bf16')."
         )
 
 

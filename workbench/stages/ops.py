@@ -264,7 +264,7 @@ class Op:
     def bytes_each(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes per weight: of its own format, or else of the routed experts' or the other weights'."""
         usual = precision.expert_bytes if self.routed else precision.other_bytes
-        if self.plain.name == "experts" and model.expert_vectors:
+        if self.params is not None and self.plain.name == "experts" and model.expert_vectors:
             usual = _with_biases(model, usual, DTYPE_BYTES[precision.weights])
         rounded = self.routed and precision.group is not None
         if rounded or not (model.formats and precision.as_stored):

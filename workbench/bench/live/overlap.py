@@ -125,7 +125,7 @@ class Bench:
         rate: float | None,
         driver: Callable[[], Driver] = HostDriver,
     ) -> None:
-        self._model = model
+        self.model = model
         self._machine = machine
         self._rows = rows
         self._driver = driver
@@ -134,10 +134,10 @@ class Bench:
 
     def _balanced_context(self) -> int:
         """KV entries per decode at which the cpu lane takes as long as the gpu lane, or the most that are possible."""
-        entry = self._model.kv_bytes_per_token(self._model.dtype)
+        entry = self.model.kv_bytes_per_token(self.model.dtype)
         room = int(KV_SHARE * self._machine.cpu.memory / entry / self._rows) - 2 * BLOCK
         low = BLOCK
-        high = min(room, self._model.max_position_embeddings - STEADY - 2)
+        high = min(room, self.model.max_position_embeddings - STEADY - 2)
         while high - low > BLOCK:
             middle = (low + high) // 2
             lanes = self._lanes(middle)
@@ -150,7 +150,7 @@ class Bench:
     def _balanced_rate(self) -> float:
         """Link rate at which a pass's weights take as long as its busier compute lane."""
         cost = prepare(self.scenario(self.context, None), VSL).cost
-        weights = cost.weights_per_layer * self._model.num_hidden_layers
+        weights = cost.weights_per_layer * self.model.num_hidden_layers
         lanes = self._lanes(self.context)
         return min(weights / max(lanes["gpu"], lanes["cpu"]), self._machine.link.h2d)
 
@@ -167,13 +167,13 @@ class Bench:
     def scenario(self, context: int, rate: float | None, schedule: Schedule = VSL) -> Scenario:
         """Scenario of requests whose prompts are as long as the context."""
         random = np.random.default_rng(0)
-        prompts = random.integers(0, self._model.vocab_size, (self._rows, context)).tolist()
+        prompts = random.integers(0, self.model.vocab_size, (self._rows, context)).tolist()
         blocks = self._rows * (-(-(context + STEADY + 2) // BLOCK))
         return Scenario(
             EXPERTS_STREAMED if schedule is PAGED else LAYER,
-            model=self._model,
+            model=self.model,
             machine=self._linked(rate),
-            memory=Memory(blocks * BLOCK * self._model.kv_bytes_per_token(self._model.dtype), BLOCK),
+            memory=Memory(blocks * BLOCK * self.model.kv_bytes_per_token(self.model.dtype), BLOCK),
             workload=Workload.of([Request(tuple(prompt), STEADY + 2) for prompt in prompts], name="steady decodes"),
             scheduler=ResourceAware(token_budget=max(self._rows, context)),
         )
@@ -186,7 +186,7 @@ class Bench:
     def batch(self, context: int) -> Batch:
         """Batch of all requests, each with `context` tokens in the cache."""
         everyone = np.arange(self._rows)
-        return Batch(NONE, NONE, everyone, np.full(self._rows, context), self._model.num_hidden_layers)
+        return Batch(NONE, NONE, everyone, np.full(self._rows, context), self.model.num_hidden_layers)
 
     def passes(self, prepared: Prepared, clock: Clock) -> Iterator[tuple[float, dict[str, float]]]:
         """Execute all passes; yield the seconds of each steady pass and the busy seconds of its lanes."""
@@ -215,7 +215,7 @@ class Bench:
 
     def on(self, machine: Machine) -> Bench:
         """The same decodes on the same link, with another calibration of the computer."""
-        return Bench(self._model, machine, self._rows, self.context, self.rate, self._driver)
+        return Bench(self.model, machine, self._rows, self.context, self.rate, self._driver)
 
     def measure(self, times: ScheduleTimes, *, disturbed: bool = False) -> None:
         """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
@@ -271,16 +271,25 @@ def bench_overlap(
         say(f"round {turn + 1}: undisturbed passes: {', '.join(counts)}")
     if none := [times for times in compared if not times.measured]:
         raise WorkbenchError(f"other programs disturbed every pass of {none[0].schedule.name}; close them.")
-    after = bench.on(calibrate(model, refresh=True))
-    for times in compared:
-        times.predict_again(after.simulated(times.schedule))
-        first, second = times.simulations
-        say(f"{times.schedule.name}: simulated {first:.4f} s by the calibration before, {second:.4f} s by that after")
+    _predict_again(bench, compared, say)
     ratios = ratios_of(compared)
     table(compared, ratios, say)
     if json is not None:
         record.write(json, machine, ratios, [row(times) for times in compared])
     return compared
+
+
+def _predict_again(bench: Bench, compared: Sequence[ScheduleTimes], say: Callable[[str], None]) -> None:
+    """Calibrate the computer once more, and add what that predicts; without it, the first prediction stays."""
+    try:
+        after = bench.on(calibrate(bench.model, refresh=True))
+    except WorkbenchError as error:
+        say(f"predicted by the calibration before alone; that after failed: {error}")
+        return
+    for times in compared:
+        times.predict_again(after.simulated(times.schedule))
+        first, second = times.simulations
+        say(f"{times.schedule.name}: simulated {first:.4f} s by the calibration before, {second:.4f} s by that after")
 
 
 def ratios_of(compared: Sequence[ScheduleTimes]) -> dict[str, dict[str, float]]:

@@ -32,7 +32,7 @@ class Stream(Protocol):
         """The end of everything issued so far."""
 
     def keep(self, held: object) -> None:
-        """Hold tensors until `finish`: memory that is freed may be given to another stream at once."""
+        """Hold tensors until `finish` or `release`: memory that is freed may be given to another stream at once."""
 
     def release(self) -> list[object]:
         """Give up what was kept so far; the caller holds it until an event that was recorded by now has passed."""

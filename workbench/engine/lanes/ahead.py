@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from workbench.core.errors import StoppedError
 from workbench.engine.devices.driver import Event
 from workbench.engine.lanes.lane import Job, Lane
 
@@ -14,13 +16,13 @@ if TYPE_CHECKING:
     from workbench.engine.lanes.executor import Executor
 
 AHEAD = 2
-"""Jobs that may be issued and not yet over. With 1 each is waited for before the next is issued."""
+"""Jobs that may be issued and not yet over: one at work and the next. With 1 each is waited for."""
 
 
 class _Issued(NamedTuple):
     """A job whose work the card has been given between two events, and what must be held until it is over.
 
-    A job that is drained has been given nothing.
+    A job that is drained has no events.
     """
 
     job: Job
@@ -32,8 +34,8 @@ class _Issued(NamedTuple):
 class AheadLane(Lane):
     """A lane that goes on to its next job once the work of one is issued; another thread waits for the end of each.
 
-    A job of the lane is ready when the jobs of the lane before it are issued, for a stream keeps their order; jobs of
-    other lanes wait until they are over.
+    A job is ready when those jobs of its lane that it waits for are issued, for a stream keeps their order, and those
+    of other lanes are over. Jobs of other lanes wait until it is over.
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
@@ -41,11 +43,20 @@ class AheadLane(Lane):
         self._room = threading.Semaphore(AHEAD)
         self._issued: queue.SimpleQueue[_Issued | None] = queue.SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_each, name=f"{self.name}-ends", daemon=True)
-        self._before = 0.0
+        self._last_end = 0.0
+        self._issuing = False
+
+    def start(self) -> None:
+        """See `Thread.start`; the thread that waits begins first, so that a lane never runs without it."""
+        self._waiter.start()
+        try:
+            super().start()
+        except BaseException:
+            self._issued.put(None)
+            raise
 
     def run(self) -> None:
         """See `Lane.run`."""
-        self._waiter.start()
         try:
             super().run()
         finally:
@@ -55,7 +66,9 @@ class AheadLane(Lane):
     def _perform(self, job: Job) -> None:
         self._room.acquire()
         self._executor.control.gate.wait()
+        self._issuing = True
         job.start = time.perf_counter()
+        self.since = job.start if math.isnan(self.since) else self.since
         cpu = time.thread_time()
         begin = end = None
         try:
@@ -73,6 +86,7 @@ class AheadLane(Lane):
         job.cpu = time.thread_time() - cpu
         self._executor.issued(job)
         self._issued.put(_Issued(job, begin, end, self.stream.release()))
+        self._issuing = False
 
     def _wait_for_each(self) -> None:
         while (issued := self._issued.get()) is not None:
@@ -81,21 +95,21 @@ class AheadLane(Lane):
 
     def _wait_for(self, issued: _Issued) -> None:
         job, begin, end, held = issued
-        self.since = max(job.start, self._before)
+        job.start = max(job.start, self._last_end)
         try:
             if begin is not None and end is not None:
                 end.wait()
-                job.start = max(job.start, time.perf_counter() - end.seconds_since(begin), self._before)
+                job.start = max(job.start, time.perf_counter() - end.seconds_since(begin))
         except BaseException as error:
             self._fail(job, error)
         held.clear()
-        job.end = self._before = time.perf_counter()
-        self.since = float("nan")
+        job.end = self._last_end = time.perf_counter()
+        self.since = job.end if self._issuing or not self._issued.empty() else float("nan")
         self.worked = self.worked + job.end - job.start
         self._room.release()
         self._executor.finished(job)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        if job.error is None:
+        if job.error is None or isinstance(job.error, StoppedError):
             job.error = error
         self._executor.control.drain()

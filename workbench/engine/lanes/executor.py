@@ -1,4 +1,7 @@
-"""Executes plans on four lanes. A task goes to its lane when the last task that it waits for has ended."""
+"""Executes plans on four lanes. A task goes to its lane when the last task that it waits for has ended.
+
+On a card's gpu lane it goes there when those tasks of the lane have been issued, and those of other lanes have ended.
+"""
 
 from __future__ import annotations
 
@@ -91,12 +94,8 @@ class Executor:
         """
         self._check_carried()
         self.control.renew()
-        jobs, fresh = self._jobs(tasks, actions)
-        for job in fresh:
-            lane = self.lanes[job.task.node.lane]
-            if job.action is not None:
-                (lane.bulk if job.task.bulk else lane.small).append(job)
-        for job in [job for job in fresh if not job.missing]:  # collected first: lanes start at once
+        jobs, ready = self._jobs(tasks, actions)
+        for job in ready:
             if job.action is None:
                 self.finished(job)
             else:
@@ -127,7 +126,7 @@ class Executor:
             raise carried.error
 
     def _jobs(self, tasks: Sequence[Task], actions: Sequence[Action | None]) -> tuple[list[Job], list[Job]]:
-        """A job for each task, and the jobs that no lane has yet: all but the one that was carried over.
+        """A job for each task, in line on its lane, and those jobs that wait for nothing.
 
         A job without an action keeps its turn: it waits for the job before it on its lane, and the next waits for it.
         """
@@ -155,7 +154,12 @@ class Executor:
             self._carried = next((job for job in fresh if not job.awaited), None)
             self._open = sum(job.awaited and not job.done for job in jobs)
             self._idle.clear()
-        return jobs, fresh
+            for job in fresh:
+                lane = self.lanes[job.task.node.lane]
+                if job.action is not None:
+                    (lane.bulk if job.task.bulk else lane.small).append(job)
+            ready = [job for job in fresh if not job.missing]
+        return jobs, ready
 
     def _wait(self) -> None:
         """Wait for the plan's end; an interrupt drains it first, so that every lane is idle afterwards."""

@@ -79,6 +79,7 @@ class Forward:
             for stage in self._stack.pipeline(layer).stages
         }
         self._buffers: dict[Key, torch.Tensor] = {}
+        self._of_no_stream: set[Key] = set()
         self._placing = threading.Lock()
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
@@ -143,6 +144,7 @@ class Forward:
     def begin(self, batches: Sequence[Batch], layouts: Sequence[RowLayout]) -> None:
         """Begin an iteration: forget the buffers of the last one, and put back the rows of in-flight prefills."""
         self._buffers.clear()
+        self._of_no_stream.clear()
         for part, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             self.decodes += len(layout.lengths)
             self._resume(part, layout, batch)
@@ -233,8 +235,12 @@ class Forward:
                 self._place((device, part, buffer), layout, tensor)[rows] = tensor
 
     def _put(self, key: Key, tensor: torch.Tensor) -> None:
-        """Make a tensor the buffer of a key; the one before is kept until what reads it is over."""
-        if key[0] is Place.GPU and key in self._buffers:
+        """Make a tensor the buffer of a key; of the one before, what no stream made is kept until it is read no more.
+
+        Memory that the gpu lane's stream made is used again in the stream's order.
+        """
+        if key in self._of_no_stream:
+            self._of_no_stream.discard(key)
             self._stream.keep(self._buffers[key])
         self._buffers[key] = tensor
 
@@ -329,6 +335,7 @@ class Forward:
             fits = held is not None and held.shape == shape
             if key[0] is Place.GPU and not fits:
                 self._put(key, self._driver.empty(shape, like.dtype))
+                self._of_no_stream.add(key)
             elif key[0] is Place.CPU and not (fits and self._driver.is_pinned(self._buffers[key])):
                 self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
                 if held is not None and fits:  # other rows may have been written already
