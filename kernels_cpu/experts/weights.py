@@ -419,7 +419,8 @@ def _packed_mxfp4(name: str, codes: Any, exponents: Any) -> Matrices:
     count = len(codes)
     if count == 0 or len(exponents) != count:
         raise ValueError(f"{name} and {name}_scales must have an expert at least, and as many of them: pass one layer.")
-    words = scales = np.empty(0)
+    words: NDArray[np.uint32] = np.empty(0, np.uint32)
+    scales: NDArray[np.uint8] = np.empty(0, np.uint8)
     shape = (0, 0)
     for e in range(count):
         own = checked(f"{name}[{e}]", codes[e], "R G 16", np.uint8)

@@ -28,7 +28,7 @@ from workbench.core.errors import (
     WorkloadError,
 )
 from workbench.engine.engine import Engine
-from workbench.engine.lanes import lanes
+from workbench.engine.lanes.lane import Lane
 from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model.weights import WeightStore
 from workbench.models import ModelConfig
@@ -49,13 +49,13 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the lanes that were started; there must be none."""
     names: list[str] = []
-    start = lanes.Lane.start
+    start = Lane.start
 
-    def count(self: lanes.Lane) -> None:
+    def count(self: Lane) -> None:
         names.append(self.name)
         start(self)
 
-    monkeypatch.setattr(lanes.Lane, "start", count)
+    monkeypatch.setattr(Lane, "start", count)
     yield names
     assert not names, "a lane was started before the input was refused"
 

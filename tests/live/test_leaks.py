@@ -15,7 +15,8 @@ import pytest
 import workbench as wb
 from tests.live.world import RUNNABLE, Countdown, computed_by, files_in_use, lane_threads, machine, requests, scenario
 from workbench.engine import engine, live
-from workbench.engine.lanes import lanes
+from workbench.engine.lanes.lane import Lane
+from workbench.engine.lanes.mover import Mover
 from workbench.engine.model import forward, kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
@@ -140,14 +141,14 @@ def in_copy(lane: str) -> Strike:
     """Between the packets of a transfer, on that lane."""
 
     def arm(patch: pytest.MonkeyPatch, strike: Countdown) -> None:
-        original = lanes.Mover._pace
+        original = Mover._pace
 
         def pace(self: Any, size: int) -> None:
             if self.name == f"lane-{lane}":
                 strike()
             original(self, size)
 
-        patch.setattr(lanes.Mover, "_pace", pace)
+        patch.setattr(Mover, "_pace", pace)
 
     return arm
 
@@ -264,7 +265,7 @@ def test_after_an_error_while_closing(mine: ModelConfig, monkeypatch: pytest.Mon
 
 def _end_lanes() -> None:
     for thread in threading.enumerate():
-        if isinstance(thread, lanes.Lane):
+        if isinstance(thread, Lane):
             thread.inbox.put(None)
             thread.join(10)
 

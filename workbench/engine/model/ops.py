@@ -520,9 +520,12 @@ class Ops:
     ) -> torch.Tensor:
         """Rows h (T, M) through the experts `ids` (T, j) -> (T, M); packed ones on as many threads as torch uses."""
         options = options_of(self._model, weights)
+        found: torch.Tensor
         if isinstance(matrices, tuple):
-            return fused_moe(h, matrices, ids, scales, **options)
-        return fused_moe(h.float(), matrices, ids, scales, threads=self._threads, **options).to(h.dtype)
+            found = fused_moe(h, matrices, ids, scales, **options)
+        else:
+            found = fused_moe(h.float(), matrices, ids, scales, threads=self._threads, **options)
+        return found.to(h.dtype)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of a gate if there is one; with `routed`, their sum."""
