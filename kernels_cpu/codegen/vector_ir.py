@@ -181,7 +181,7 @@ class Emitter:
         return self.b.bitcast(self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)]), self.i32s)
 
     def looked_up(self, table: Sequence[int], indices: Any) -> Any:
-        """For each byte below 16 the byte of a table of 16 at its place, by AVX512BW, or by AVX2 half by half."""
+        """Replace each byte, an index below 16, by that byte of the table; by AVX512BW, or by AVX2 half by half."""
         bytes_ = ir.VectorType(I8, 4 * self.lanes)
         whole = self.lanes == 16 and has("avx512bw")
         size = 64 if whole else 32

@@ -186,10 +186,13 @@ class Biases(NamedTuple):
     down: NDArray[Any]
 
 
+_NO_BIASES = Biases(*(frozen(np.empty((0, 0), np.float32)) for _ in range(2)))
+
+
 def biases_of(experts: PackedExperts, up: Operand | None, down: Operand | None) -> Biases:
     """The biases, checked against the experts."""
     if up is None and down is None:
-        return Biases(frozen(np.empty((0, 0), np.float32)), frozen(np.empty((0, 0), np.float32)))
+        return _NO_BIASES
     if up is None or down is None:
         raise ValueError("gate_up_bias and down_bias must both be given: pass zeros (E, R) for the one that is none.")
     found = list[NDArray[Any]]()

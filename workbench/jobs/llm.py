@@ -78,8 +78,8 @@ class LLM:
         A checkpoint from `wb.checkpoint`, or its folder.
     weights, kv : str, optional
         Precision of weights and KV cache, as in `Memory`; by default the model's own, to which weights in FP8 are
-        converted; experts in MXFP4 stay so on the CPU. "int8" and "int4" round the routed experts. A checkpoint in fp16
-        needs both, as "fp32" or "bf16".
+        converted; experts in MXFP4 are not, where their sizes are multiples of 64. "int8" and "int4" round the routed
+        experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 

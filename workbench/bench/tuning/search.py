@@ -40,7 +40,7 @@ class Ratio(NamedTuple):
     error : float
         Standard error of the mean, relative.
     worst : float
-        The ratio that the call whose ratio is largest has at least, by twice its own standard error.
+        The largest of the calls' ratios, each less twice its own standard error.
     """
 
     mean: float
