@@ -174,11 +174,11 @@ class Emitter:
         return self.b.call(function, [self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)])
 
     def dot_small_bytes(self, a: Any, b: Any) -> Any:
-        """Dot products of two unsigned bytes of a and two signed bytes of b per 16 bits, which must hold them; AVX2."""
+        """Dot products of two unsigned bytes of a and two signed bytes of b, as 16 bits, which must hold them; AVX2."""
         pairs = ir.VectorType(I16, 2 * self.lanes)
         bytes_ = ir.VectorType(I8, 4 * self.lanes)
         function = self._function("llvm.x86.avx2.pmadd.ub.sw", pairs, [bytes_] * 2)
-        return self.b.bitcast(self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)]), self.i32s)
+        return self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)])
 
     def looked_up(self, table: Sequence[int], indices: Any) -> Any:
         """Replace each byte, an index below 16, by that byte of the table; by AVX512BW, or by AVX2 half by half."""
@@ -271,11 +271,25 @@ class Emitter:
         exponent = self.b.shl(self.b.add(self.bits(shifted), self.iconst(127)), self.iconst(23))
         return self.b.fmul(value, self.floats(exponent))
 
-    def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
-        """Run `body(index, carried)` for index 0 .. count - 1, count >= 1; its result is carried to the next."""
+    def loop(
+        self,
+        count: Any,
+        carried: Sequence[Any],
+        body: Callable[[Any, list[Any]], Sequence[Any]],
+        *,
+        may_be_empty: bool = False,
+    ) -> list[Any]:
+        """Run `body(index, carried)` for index 0 .. count - 1; its result is carried to the next.
+
+        There is at least one, unless the loop `may_be_empty`.
+        """
         before = self.b.block
         inside = self.b.append_basic_block("each")
-        self.b.branch(inside)
+        after = self.b.append_basic_block("done")
+        if may_be_empty:
+            self.b.cbranch(self.b.icmp_signed(">", count, I64(0)), inside, after)
+        else:
+            self.b.branch(inside)
         self.b.position_at_end(inside)
         index = self.b.phi(I64)
         index.add_incoming(I64(0), before)
@@ -287,10 +301,16 @@ class Emitter:
         index.add_incoming(following, self.b.block)
         for phi, value in zip(values, results, strict=True):
             phi.add_incoming(value, self.b.block)
-        after = self.b.append_basic_block("done")
+        last = self.b.block
         self.b.cbranch(self.b.icmp_signed("<", following, count), inside, after)
         self.b.position_at_end(after)
-        return results
+        if not may_be_empty:
+            return results
+        ends = [self.b.phi(value.type) for value in carried]
+        for phi, value, result in zip(ends, carried, results, strict=True):
+            phi.add_incoming(value, before)
+            phi.add_incoming(result, last)
+        return ends
 
 
 def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:

@@ -227,11 +227,14 @@ class _Pairs(NamedTuple):
 
     def part(self, begin: int, past: int) -> _Pairs:
         """The pairs from `begin` to `past` - 1, counted from 0."""
-        first = np.clip(self.first, begin, past) - begin
-        counts = np.diff(first)
-        return _Pairs(
-            self.tokens[begin:past], first, self.ids, self.places, np.flatnonzero(counts), int(counts.max(initial=0))
-        )
+        return _pairs(self.tokens[begin:past], np.clip(self.first, begin, past) - begin, self.ids, self.places)
+
+
+def _pairs(
+    tokens: NDArray[np.int64], first: NDArray[np.int64], ids: NDArray[np.int64], places: NDArray[np.int64]
+) -> _Pairs:
+    counts = first[1:] - first[:-1]
+    return _Pairs(tokens, first, ids, places, counts.nonzero()[0], int(counts.max(initial=0)))
 
 
 @compiled()
@@ -267,8 +270,7 @@ def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     if wrong >= 0:
         t, j = divmod(wrong, ids.shape[1])
         raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
-    counts = np.diff(first)
-    return _Pairs(tokens, first, chosen, places, np.flatnonzero(counts), int(counts.max(initial=0)))
+    return _pairs(tokens, first, chosen, places)
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:

@@ -5,6 +5,7 @@ Lanes are rows of weights, so each number of a token is broadcast to a register,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from ..codegen.compiled import emitted, literal
-from ..codegen.vector_ir import I8, I32, I64, Emitter
+from ..codegen.vector_ir import I8, I32, I64, LINE, Emitter
 from ..machine.features import has
 from ..machine.parameters import parameters
 from .weights import MXFP4_BYTES, ROWS, Format
@@ -20,6 +21,10 @@ from .weights import MXFP4_BYTES, ROWS, Format
 SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
 _AHEAD = parameters().experts.ahead
+_SHORT_STEPS = {Format.INT4: 4, Format.MXFP4: 2}
+"""Words per row whose products with bytes add up within 16 bits: 16 of at most 15 x 127, and 8 of at most 24 x 127."""
+_SCALES_AHEAD = 512
+"""Prefetch distance in the scales of a block, of which so few are read per group that hardware does not [byte]."""
 _CHUNK = 64
 """Steps that every pass takes before any pass goes on: 16 KiB of weights, which stay in L1 meanwhile."""
 
@@ -45,12 +50,34 @@ def ahead(e: Emitter, address: Any) -> None:
         e.prefetch(e.at(address, _AHEAD), level=1)
 
 
-def _words(e: Emitter, block: Any, step: Any, registers: Sequence[int]) -> list[Any]:
-    """Load the words of one step for the rows of these registers, with their prefetch."""
+def _next_lines(e: Emitter, block: Any, first: Any, steps: Any, registers: Sequence[int]) -> Any:
+    """The address of which a pass prefetches the bytes of a step, in the order of steps, less those of step 0.
+
+    A pass over all rows prefetches its own bytes, at the prefetch distance. One over some of them prefetches its share
+    of the following `steps` steps: hardware prefetches them too only where the order is that of memory.
+    """
+    bytes_ = 4 * e.lanes * len(registers)
+    if bytes_ == 4 * ROWS:
+        return e.at(block, _AHEAD)
+    chunk = e.b.mul(steps, I64(4 * ROWS))
+    begin = e.at(e.at(block, e.b.mul(first, I64(4 * ROWS))), chunk)
+    share = e.b.mul(steps, I64(4 * e.lanes * registers[0]))
+    return e.at(e.b.sub(e.at(begin, share), e.b.mul(first, I64(bytes_))), _AHEAD)
+
+
+def _words(e: Emitter, block: Any, step: Any, registers: Sequence[int], following: Any) -> list[Any]:
+    """Load the words of one step for the rows of these registers, and prefetch of `following` (`_next_lines`)."""
     at = e.at(block, e.b.mul(step, I64(4 * ROWS)))
-    for v in registers:
-        ahead(e, e.at(at, 4 * e.lanes * v))
-    return [e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes) for v in registers]
+    bytes_ = 4 * e.lanes * len(registers)
+    there = e.at(following, e.b.mul(step, I64(bytes_)))
+    words = []
+    for number, register in enumerate(registers):
+        if _AHEAD and 4 * e.lanes * number % LINE == 0:
+            e.prefetch(e.at(there, 4 * e.lanes * number), level=1)
+        words.append(e.load(e.at(at, 4 * e.lanes * register), e.i32s, 4 * e.lanes))
+        if e.lanes == 8:  # LLVM reorders half lines, and then hardware prefetches less
+            e.keep_order()
+    return words
 
 
 def _widened(e: Emitter, words: Any, stored: Format) -> list[Any]:
@@ -82,10 +109,10 @@ def exact_block(
         token = rows_of(e, x_, stride_, count, left_)
         result = rows_of(e, out_, out_stride_, count, left_)
 
-        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+        def step(index: Any, sums: list[Any], registers: Sequence[int], following: Any) -> list[Any]:
             place = builder.mul(index, I64(4 * stored))
             here = [e.at(address, place) for address in token]
-            for v, words in enumerate(_words(e, block_, index, registers)):
+            for v, words in enumerate(_words(e, block_, index, registers, following)):
                 for j, weights in enumerate(_widened(e, words, stored)):
                     for t in range(count):
                         at = (v * count + t) * stored + (j if _separate_sums(width, registers, count, stored) else 0)
@@ -107,8 +134,10 @@ def exact_block(
                     before = e.load_f32(result[t], 4 * width * register)
                     sums[(v * count + t) * stored] = builder.select(begun, before, e.zero)
 
+            following = _next_lines(e, block_, first, many, registers)
+
             def next_step(index: Any, carried: list[Any]) -> list[Any]:
-                return step(builder.add(first, index), list(carried), registers)
+                return step(builder.add(first, index), list(carried), registers, following)
 
             store(e.loop(many, sums, next_step), registers)
 
@@ -123,7 +152,11 @@ def exact_block(
 
         passes = _passes(width, count)
         if len(passes) == 1:
-            store(_through(e, steps_, literal(streams), passes[0], len(passes[0]) * count * stored, step), passes[0])
+            (every,) = passes
+            following = _next_lines(e, block_, I64(0), steps_, every)
+            sums = [e.zero] * (len(every) * count * stored)
+            streams_ = literal(streams)
+            store(_through(e, steps_, streams_, sums, lambda i, own: step(i, own, every, following)), every)
         else:
             e.loop(builder.sdiv(builder.add(steps_, I64(_CHUNK - 1)), I64(_CHUNK)), [], chunk)
         return context.get_dummy_value()
@@ -137,22 +170,17 @@ def _separate_sums(lanes: int, registers: Sequence[int], tokens: int, stored: Fo
 
 
 def _through(
-    e: Emitter,
-    steps: Any,
-    streams: int,
-    registers: Sequence[int],
-    sums: int,
-    step: Callable[[Any, list[Any], Sequence[int]], list[Any]],
+    e: Emitter, steps: Any, streams: int, sums: list[Any], step: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
     """The sums of one pass after all steps, which are read in `streams` sections side by side."""
     each = e.b.sdiv(steps, I64(streams))
 
     def side_by_side(index: Any, carried: list[Any]) -> list[Any]:
         for stream in range(streams):
-            carried = step(e.b.add(index, e.b.mul(each, I64(stream))), list(carried), registers)
+            carried = step(e.b.add(index, e.b.mul(each, I64(stream))), list(carried))
         return carried
 
-    return e.loop(each, [e.zero] * sums, side_by_side)
+    return e.loop(each, sums, side_by_side)
 
 
 @emitted
@@ -177,7 +205,7 @@ def rounded_block(
         result = rows_of(e, out_, out_stride_, count, left_)
 
         def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
-            words = _words(e, block_, index, registers)
+            words = _words(e, block_, index, registers, _next_lines(e, block_, I64(0), steps_, registers))
             for t in range(count):
                 pair = e.spread_i32(e.at(token[t], builder.mul(index, I64(4))))
                 for v in range(len(registers)):
@@ -185,7 +213,8 @@ def rounded_block(
             return sums
 
         for registers in _passes(width, count):
-            sums = _through(e, steps_, literal(streams), registers, len(registers) * count, step)
+            none = [e.zero] * (len(registers) * count)
+            sums = _through(e, steps_, literal(streams), none, functools.partial(step, registers=registers))
             for v, register in enumerate(registers):
                 for t in range(count):
                     e.store_f32(sums[v * count + t], result[t], 4 * width * register)
@@ -210,6 +239,7 @@ def scaled_block(
     stored = Format(literal(format))
     count = literal(tokens)
     fours = stored.per_word // 4  # words of a token per word of weights
+    scale_bytes = ROWS * stored.scale_type().itemsize
     vnni = width == 16 and has("avx512vnni")
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -222,24 +252,58 @@ def scaled_block(
         factors = rows_of(e, x_scales_, builder.mul(groups_, I64(4)), count, left_)
         starts = rows_of(e, offsets_, builder.mul(groups_, I64(4)), count, left_)
 
-        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+        def step(index: Any, sums: list[Any], registers: Sequence[int], following: Any) -> list[Any]:
             place = builder.mul(index, I64(4 * fours))
-            for v, words in enumerate(_words(e, block_, index, registers)):
-                for half in range(fours):
-                    bytes_ = nibbles(e, words, half) if fours == 2 else words
-                    if stored is Format.MXFP4:
-                        bytes_ = e.looked_up(MXFP4_BYTES, bytes_)
+            for v, words in enumerate(_words(e, block_, index, registers, following)):
+                for half, bytes_ in enumerate(_bytes(e, words, stored)):
                     for t in range(count):
                         here = e.at(e.at(token[t], place), 4 * half)
                         at = v * count + t
-                        sums[at] = _dot(e, sums[at], bytes_, here, stored, vnni)
+                        sums[at] = _dot(e, sums[at], bytes_, here, vnni)
             return sums
+
+        def short_steps(
+            index: Any, sums: list[Any], registers: Sequence[int], following: Any, many: int
+        ) -> list[Any]:
+            """Take `many` steps of four bits, whose products add up within 16 bits."""
+            pairs: list[Any] = [None] * len(sums)
+            for s in range(many):
+                here = builder.add(index, I64(s))
+                place = builder.mul(here, I64(4 * fours))
+                for v, words in enumerate(_words(e, block_, here, registers, following)):
+                    for half, bytes_ in enumerate(_bytes(e, words, stored)):
+                        for t in range(count):
+                            number = e.spread_i32(e.at(e.at(token[t], place), 4 * half))
+                            product = e.dot_small_bytes(bytes_, number)
+                            at = v * count + t
+                            pairs[at] = product if pairs[at] is None else builder.add(pairs[at], product)
+            ones = e.iconst(0x00010001)
+            return [builder.add(total, e.dot_pairs(both, ones)) for total, both in zip(sums, pairs, strict=True)]
+
+        def steps_of(first: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+            """Take all steps of a group."""
+            following = _next_lines(e, block_, first, steps_, registers)
+            if width != 8 or stored.per_word != 8:
+                return e.loop(steps_, sums, lambda i, own: step(builder.add(first, i), list(own), registers, following))
+            many = _SHORT_STEPS[stored]
+            whole = builder.sdiv(steps_, I64(many))
+            done = builder.mul(whole, I64(many))
+
+            def next_steps(number: Any, own: list[Any]) -> list[Any]:
+                begin = builder.add(first, builder.mul(number, I64(many)))
+                return short_steps(begin, list(own), registers, following, many)
+
+            def last_step(number: Any, own: list[Any]) -> list[Any]:
+                return short_steps(builder.add(builder.add(first, done), number), list(own), registers, following, 1)
+
+            sums = e.loop(whole, sums, next_steps, may_be_empty=True)
+            return e.loop(builder.sub(steps_, done), sums, last_step, may_be_empty=True)
 
         def group(number: Any, registers: Sequence[int]) -> None:
             first = builder.mul(number, steps_)
             place = builder.mul(number, I64(4))
             begin = [e.spread_i32(e.at(start, place)) for _ in registers for start in starts]
-            sums = e.loop(steps_, begin, lambda index, own: step(builder.add(first, index), list(own), registers))
+            sums = steps_of(first, begin, registers)
             begun = builder.icmp_signed(">", number, I64(0))
             totals = []
             for v, register in enumerate(registers):
@@ -253,6 +317,9 @@ def scaled_block(
                     e.store_f32(totals[v * count + t], result[t], 4 * width * register)
 
         def every_pass(number: Any, _: list[Any]) -> list[Any]:
+            here = e.at(scales_, builder.mul(number, I64(scale_bytes)))
+            for line in range(0, scale_bytes, LINE):
+                e.prefetch(e.at(here, _SCALES_AHEAD + line), level=1)
             for registers in _passes(width, count):
                 group(number, registers)
             return []
@@ -277,12 +344,20 @@ def nibbles(e: Emitter, words: Any, half: int) -> Any:
     return e.b.and_(e.b.lshr(words, e.iconst(4)) if half else words, e.iconst(0x0F0F0F0F))
 
 
-def _dot(e: Emitter, total: Any, words: Any, x: Any, stored: Format, vnni: bool) -> Any:
+def _bytes(e: Emitter, words: Any, stored: Format) -> list[Any]:
+    """The unsigned bytes of INT8, INT4 or MXFP4 words, four columns per word of a register."""
+    if stored is Format.INT8:
+        return [words]
+    codes = [nibbles(e, words, half) for half in (0, 1)]
+    return [e.looked_up(MXFP4_BYTES, each) for each in codes] if stored is Format.MXFP4 else codes
+
+
+def _dot(e: Emitter, total: Any, words: Any, x: Any, vnni: bool) -> Any:
     """total + the dot product of the four unsigned bytes of each word and four signed bytes at `x`."""
     if vnni:
         return e.dot_bytes(total, words, e.spread_i32(x))
     if e.lanes == 8:
-        return e.b.add(total, _dot_avx2(e, words, e.spread_i32(x), stored))
+        return e.b.add(total, _dot_avx2(e, words, e.spread_i32(x)))
     for j in range(4):
         number = e.b.sext(e.load(e.at(x, j), I8, 1), I32)
         weight = e.b.and_(e.b.lshr(words, e.iconst(8 * j)) if j else words, e.iconst(0xFF))
@@ -290,14 +365,8 @@ def _dot(e: Emitter, total: Any, words: Any, x: Any, stored: Format, vnni: bool)
     return total
 
 
-def _dot_avx2(e: Emitter, words: Any, x: Any, stored: Format) -> Any:
-    """Dot products of four unsigned and four signed bytes per word.
-
-    INT4, MXFP4: two products of a small number and a byte add up within 16 bits. INT8: even and odd bytes are widened
-    to 16 bits.
-    """
-    if stored.per_word == 8:
-        return e.dot_pairs(e.dot_small_bytes(words, x), e.iconst(0x00010001))
+def _dot_avx2(e: Emitter, words: Any, x: Any) -> Any:
+    """Dot products of four unsigned and four signed bytes per word; even and odd bytes are widened to 16 bits."""
     even = e.dot_pairs(e.b.and_(words, e.iconst(0x00FF00FF)), e.shifted_pairs(e.shifted_pairs(x, 8), -8))
     odd = e.dot_pairs(e.b.and_(e.b.lshr(words, e.iconst(8)), e.iconst(0x00FF00FF)), e.shifted_pairs(x, -8))
     return e.b.add(even, odd)

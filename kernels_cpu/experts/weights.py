@@ -635,11 +635,8 @@ def _round(full: Any, zero: int, halves: bool, words: Any, scales: Any) -> bool:
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
     """A new array that begins on a cache line, not cleared."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.empty(size + LINE, np.uint8)
-    begin = -room.ctypes.data % LINE
-    found: NDArray[Any] = room[begin : begin + size].view(dtype).reshape(shape)
-    return found
+    room = np.empty(math.prod(shape) * np.dtype(dtype).itemsize + LINE, np.uint8)
+    return np.ndarray(shape, dtype, room, -room.ctypes.data % LINE)
 
 
 def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.float64]]:

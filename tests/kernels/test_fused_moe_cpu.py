@@ -338,6 +338,22 @@ def test_the_largest_numbers_are_as_finite_with_many_tokens_as_with_one(form):
     np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, exact=True), np.zeros_like(h))
 
 
+@pytest.mark.parametrize("path", CodePath)
+@pytest.mark.parametrize(("form", "group"), [("int8", 128), ("int4", 8), ("int4", 40), ("int4", 128), ("mxfp4", 32)])
+def test_sums_of_the_largest_bytes_do_not_overflow(path, form, group):
+    model, inner = 240, 64
+    gate_up = np.ones((1, 2 * inner, model), np.float32)
+    gate_up[:, inner::3] = -1
+    down = np.ones((1, model, inner), np.float32)
+    packed = pack_experts(gate_up, down, format=form, group=group)
+    h = np.full((6, model), 6 / model, np.float32)
+    ids = np.zeros((6, 1), np.int64)
+    weights = np.ones((6, 1), np.float32)
+    for tokens in range(1, 7):
+        case = h[:tokens], packed, ids[:tokens], weights[:tokens]
+        assert error(fused_moe(*case, path=path), fused_moe_reference(*case)) < 1e-2
+
+
 def test_threads_of_python_may_call_at_once():
     packed = pack_experts(*layer(4, SHAPES[0]))
     case = batch(9, 4, 2, SHAPES[0][0])
