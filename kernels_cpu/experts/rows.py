@@ -8,8 +8,10 @@ from numba import types
 
 from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I64, Emitter, Load, Storage
-from .vectors import SUMS, ahead, rows_of
+from ..machine.parameters import parameters
+from .vectors import SUMS, rows_of
 
+_AHEAD = parameters().few_rows.ahead
 TOKENS = 4
 """Most tokens that are computed with one read of a row."""
 TOGETHER = 4
@@ -19,6 +21,16 @@ TOGETHER = 4
 def _together(lanes: int, tokens: int) -> int:
     """Rows that are read side by side: several streams are faster than one, and rows share the tokens' loads."""
     return 4 if 4 * tokens <= SUMS[lanes] else 2
+
+
+def _following(e: Emitter, place: Any, row_bytes: Any, several: int) -> Any:
+    """The place in a row to prefetch at a place: at the prefetch distance, past its end in the row that is read next.
+
+    Rows are read `several` at a time.
+    """
+    there = e.at(place, _AHEAD)
+    next_row = e.at(there, e.b.mul(row_bytes, I64(several - 1)))
+    return e.b.select(e.b.icmp_signed("<", there, row_bytes), there, next_row)
 
 
 @emitted
@@ -50,11 +62,12 @@ def row_block(
 
         def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(line))
+            there = _following(e, place, row_bytes, several)
             weights = []
             for row in rows:
-                here = e.at(row, place)
-                ahead(e, here)
-                weights.append(e.widen(Load(0, loaded), here, stored))
+                if _AHEAD:
+                    e.prefetch(e.at(row, there), level=1)
+                weights.append(e.widen(Load(0, loaded), e.at(row, place), stored))
             for t in range(count):
                 at = e.at(token[t], builder.mul(index, I64(loaded * line)))
                 for half in range(loaded):

@@ -131,10 +131,13 @@ class FewRowsParameters:
         Weights of a task [byte].
     alone_bytes : int
         Most bytes of keys and values that the calling thread reads alone: reading them takes as long as waking another.
+    ahead : int
+        Prefetch distance in weights that lie in rows, those of experts in place too; 0 for no prefetch [byte].
     """
 
     task_bytes: int = field(metadata=_either(32 << 10, 64 << 10, 128 << 10, 256 << 10))
     alone_bytes: int = field(metadata=_either(256 << 10, 1 << 20, 4 << 20))
+    ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
 
 
 @dataclass(frozen=True)
