@@ -100,6 +100,13 @@ class _PackageCache(FunctionCache):
         self._cache_path = impl.locator._cache_path = str(self._folder / f"{self._module}-{sources[:16]}")
         self._cache_file = _Files(self._cache_path, impl.filename_base, sources)  # type: ignore[no-untyped-call]
 
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """The key of a signature; what the function closes over is told by its name (`_tell_apart`).
+
+        Numba's own key holds a number that each process draws anew for each compiled function that is closed over.
+        """
+        return sig, codegen.magic_tuple(), self._py_func.__qualname__
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code cached for a signature, or return None."""
         try:

@@ -69,8 +69,10 @@ def empty_activations(count: int, matrices: Matrices, terms: int, lanes: int) ->
 @compiled()
 def fill(row: Any, t: int, activations: Any, zero: int) -> None:
     """Store row t in all formats, padded with zeros."""
-    activations.exact[t, : len(row)] = row
-    activations.exact[t, len(row) :] = 0
+    own = activations.exact[t]
+    for m in range(len(row)):  # Numba takes a second to compile the error of slices that do not fit
+        own[m] = row[m]
+    own[len(row) :] = 0
     convert(t, activations, zero)
 
 
@@ -135,9 +137,11 @@ def _split(row: Any, lanes: int) -> None:
     """Reorder columns: of each two registers' the even ones, then the odd ones, as `widen` loads a bf16 row."""
     own = np.empty(2 * lanes, np.float32)
     for begin in range(0, len(row), 2 * lanes):
-        own[:] = row[begin : begin + 2 * lanes]
-        row[begin : begin + lanes] = own[::2]
-        row[begin + lanes : begin + 2 * lanes] = own[1::2]
+        for i in range(2 * lanes):
+            own[i] = row[begin + i]
+        for i in range(lanes):
+            row[begin + i] = own[2 * i]
+            row[begin + lanes + i] = own[2 * i + 1]
 
 
 @compiled()

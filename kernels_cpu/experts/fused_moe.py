@@ -30,7 +30,8 @@ from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
 from .activations import empty_activations
 from .nodes import NodeExperts
-from .tasks import FEW, PHASES, blocks_of, by_matrices, columns_of, server, terms_of
+from .products import FEW
+from .tasks import PHASES, blocks_of, by_matrices, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _BUFFERED = 16 << 20

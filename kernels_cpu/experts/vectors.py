@@ -5,9 +5,8 @@ Lanes are rows of weights, so each number of a token is broadcast to a register,
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -29,12 +28,41 @@ _CHUNK = 64
 """Steps that every pass takes before any pass goes on: 16 KiB of weights, which stay in L1 meanwhile."""
 
 
-def _passes(lanes: int, tokens: int) -> list[range]:
-    """The registers of a block's rows, by number, divided into passes whose running sums fit in registers."""
+class _Pass(NamedTuple):
+    """The rows of a block that one pass over its columns takes, in as many registers as their running sums fit in.
+
+    Attributes
+    ----------
+    registers : int
+    place : value of LLVM
+        Bytes of one step's words before those of its first row, which are those of fp32 rows too.
+    """
+
+    registers: int
+    place: Any
+
+
+def _registers(lanes: int, tokens: int) -> int:
+    """Registers of rows per pass."""
     several = 1
     while 2 * several * tokens <= SUMS[lanes] and several * lanes < ROWS:
         several *= 2
-    return [range(first, first + several) for first in range(0, ROWS // lanes, several)]
+    return several
+
+
+def _each_pass(e: Emitter, tokens: int, take: Callable[[_Pass], None]) -> None:
+    """Take all rows of a block, pass after pass."""
+    several = _registers(e.lanes, tokens)
+    passes = ROWS // (e.lanes * several)
+
+    def one(number: Any, _: list[Any]) -> list[Any]:
+        take(_Pass(several, e.b.mul(number, I64(4 * e.lanes * several))))
+        return []
+
+    if passes == 1:
+        take(_Pass(several, I64(0)))
+    else:
+        e.loop(I64(passes), [], one)
 
 
 def rows_of(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> list[Any]:
@@ -50,31 +78,29 @@ def ahead(e: Emitter, address: Any) -> None:
         e.prefetch(e.at(address, _AHEAD), level=1)
 
 
-def _next_lines(e: Emitter, block: Any, first: Any, steps: Any, registers: Sequence[int]) -> Any:
+def _next_lines(e: Emitter, block: Any, first: Any, steps: Any, rows: _Pass) -> Any:
     """The address of which a pass prefetches the bytes of a step, in the order of steps, less those of step 0.
 
     A pass over all rows prefetches its own bytes, at the prefetch distance. One over some of them prefetches its share
     of the following `steps` steps: hardware prefetches them too only where the order is that of memory.
     """
-    bytes_ = 4 * e.lanes * len(registers)
+    bytes_ = 4 * e.lanes * rows.registers
     if bytes_ == 4 * ROWS:
         return e.at(block, _AHEAD)
-    chunk = e.b.mul(steps, I64(4 * ROWS))
-    begin = e.at(e.at(block, e.b.mul(first, I64(4 * ROWS))), chunk)
-    share = e.b.mul(steps, I64(4 * e.lanes * registers[0]))
-    return e.at(e.b.sub(e.at(begin, share), e.b.mul(first, I64(bytes_))), _AHEAD)
+    following = e.at(block, e.b.mul(e.b.add(first, steps), I64(4 * ROWS)))
+    share = e.b.mul(steps, rows.place)
+    return e.at(e.b.sub(e.at(following, share), e.b.mul(first, I64(bytes_))), _AHEAD)
 
 
-def _words(e: Emitter, block: Any, step: Any, registers: Sequence[int], following: Any) -> list[Any]:
-    """Load the words of one step for the rows of these registers, and prefetch of `following` (`_next_lines`)."""
-    at = e.at(block, e.b.mul(step, I64(4 * ROWS)))
-    bytes_ = 4 * e.lanes * len(registers)
-    there = e.at(following, e.b.mul(step, I64(bytes_)))
+def _words(e: Emitter, block: Any, step: Any, rows: _Pass, following: Any) -> list[Any]:
+    """Load the words of one step of a pass, and prefetch of `following` (`_next_lines`)."""
+    at = e.at(e.at(block, e.b.mul(step, I64(4 * ROWS))), rows.place)
+    there = e.at(following, e.b.mul(step, I64(4 * e.lanes * rows.registers)))
     words = []
-    for number, register in enumerate(registers):
-        if _AHEAD and 4 * e.lanes * number % LINE == 0:
-            e.prefetch(e.at(there, 4 * e.lanes * number), level=1)
-        words.append(e.load(e.at(at, 4 * e.lanes * register), e.i32s, 4 * e.lanes))
+    for v in range(rows.registers):
+        if _AHEAD and 4 * e.lanes * v % LINE == 0:
+            e.prefetch(e.at(there, 4 * e.lanes * v), level=1)
+        words.append(e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes))
         if e.lanes == 8:  # LLVM reorders half lines, and then hardware prefetches less
             e.keep_order()
     return words
@@ -109,64 +135,58 @@ def exact_block(
         token = rows_of(e, x_, stride_, count, left_)
         result = rows_of(e, out_, out_stride_, count, left_)
 
-        def step(index: Any, sums: list[Any], registers: Sequence[int], following: Any) -> list[Any]:
+        def step(index: Any, sums: list[Any], rows: _Pass, following: Any) -> list[Any]:
             place = builder.mul(index, I64(4 * stored))
             here = [e.at(address, place) for address in token]
-            for v, words in enumerate(_words(e, block_, index, registers, following)):
+            for v, words in enumerate(_words(e, block_, index, rows, following)):
                 for j, weights in enumerate(_widened(e, words, stored)):
                     for t in range(count):
-                        at = (v * count + t) * stored + (j if _separate_sums(width, registers, count, stored) else 0)
+                        at = (v * count + t) * stored + (j if separate else 0)
                         sums[at] = e.fma(weights, e.spread_f32(here[t], 4 * j), sums[at])
             return sums
 
-        def store(sums: list[Any], registers: Sequence[int]) -> None:
-            for v, register in enumerate(registers):
+        def store(sums: list[Any], rows: _Pass) -> None:
+            for v in range(rows.registers):
                 for t in range(count):
                     own = sums[(v * count + t) * stored : (v * count + t + 1) * stored]
-                    total = builder.fadd(own[0], own[1]) if _separate_sums(width, registers, count, stored) else own[0]
-                    e.store_f32(total, result[t], 4 * width * register)
+                    total = builder.fadd(own[0], own[1]) if separate else own[0]
+                    e.store_f32(total, e.at(result[t], rows.place), 4 * width * v)
 
-        def go_on(registers: Sequence[int], first: Any, many: Any, begun: Any) -> None:
+        def go_on(rows: _Pass, first: Any, many: Any, begun: Any) -> None:
             """Take `many` steps of one pass; if the pass has begun, its sums so far stand in `out`."""
-            sums = [e.zero] * (len(registers) * count * stored)
-            for v, register in enumerate(registers):
+            sums = [e.zero] * (rows.registers * count * stored)
+            for v in range(rows.registers):
                 for t in range(count):
-                    before = e.load_f32(result[t], 4 * width * register)
+                    before = e.load_f32(e.at(result[t], rows.place), 4 * width * v)
                     sums[(v * count + t) * stored] = builder.select(begun, before, e.zero)
 
-            following = _next_lines(e, block_, first, many, registers)
+            following = _next_lines(e, block_, first, many, rows)
 
             def next_step(index: Any, carried: list[Any]) -> list[Any]:
-                return step(builder.add(first, index), list(carried), registers, following)
+                return step(builder.add(first, index), list(carried), rows, following)
 
-            store(e.loop(many, sums, next_step), registers)
+            store(e.loop(many, sums, next_step), rows)
 
         def chunk(number: Any, _: list[Any]) -> list[Any]:
             """Take the same steps in every pass."""
             first = builder.mul(number, I64(_CHUNK))
             rest = builder.sub(steps_, first)
             many = builder.select(builder.icmp_signed("<", rest, I64(_CHUNK)), rest, I64(_CHUNK))
-            for registers in passes:
-                go_on(registers, first, many, builder.icmp_signed(">", number, I64(0)))
+            _each_pass(e, count, lambda rows: go_on(rows, first, many, builder.icmp_signed(">", number, I64(0))))
             return []
 
-        passes = _passes(width, count)
-        if len(passes) == 1:
-            (every,) = passes
+        several = _registers(width, count)
+        separate = stored > 1 and several * count * stored <= SUMS[width] // 2  # no multiply-add waits for the last
+        if several * width == ROWS:
+            every = _Pass(several, I64(0))
             following = _next_lines(e, block_, I64(0), steps_, every)
-            sums = [e.zero] * (len(every) * count * stored)
-            streams_ = literal(streams)
-            store(_through(e, steps_, streams_, sums, lambda i, own: step(i, own, every, following)), every)
+            sums = [e.zero] * (several * count * stored)
+            store(_through(e, steps_, literal(streams), sums, lambda i, own: step(i, own, every, following)), every)
         else:
             e.loop(builder.sdiv(builder.add(steps_, I64(_CHUNK - 1)), I64(_CHUNK)), [], chunk)
         return context.get_dummy_value()
 
     return types.void(lanes, format, tokens, streams, *[types.int64] * 7), emit
-
-
-def _separate_sums(lanes: int, registers: Sequence[int], tokens: int, stored: Format) -> bool:
-    """True if each element of a word gets a running sum of its own, so that no multiply-add waits for the last."""
-    return stored > 1 and len(registers) * tokens * stored <= SUMS[lanes] // 2
 
 
 def _through(
@@ -204,20 +224,23 @@ def rounded_block(
         token = rows_of(e, x_, stride_, count, left_)
         result = rows_of(e, out_, out_stride_, count, left_)
 
-        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
-            words = _words(e, block_, index, registers, _next_lines(e, block_, I64(0), steps_, registers))
+        def step(index: Any, sums: list[Any], rows: _Pass, following: Any) -> list[Any]:
+            words = _words(e, block_, index, rows, following)
             for t in range(count):
                 pair = e.spread_i32(e.at(token[t], builder.mul(index, I64(4))))
-                for v in range(len(registers)):
+                for v in range(rows.registers):
                     sums[v * count + t] = e.dot_bf16(sums[v * count + t], words[v], pair)
             return sums
 
-        for registers in _passes(width, count):
-            none = [e.zero] * (len(registers) * count)
-            sums = _through(e, steps_, literal(streams), none, functools.partial(step, registers=registers))
-            for v, register in enumerate(registers):
+        def take(rows: _Pass) -> None:
+            following = _next_lines(e, block_, I64(0), steps_, rows)
+            none = [e.zero] * (rows.registers * count)
+            sums = _through(e, steps_, literal(streams), none, lambda i, own: step(i, own, rows, following))
+            for v in range(rows.registers):
                 for t in range(count):
-                    e.store_f32(sums[v * count + t], result[t], 4 * width * register)
+                    e.store_f32(sums[v * count + t], e.at(result[t], rows.place), 4 * width * v)
+
+        _each_pass(e, count, take)
         return context.get_dummy_value()
 
     return types.void(lanes, format, tokens, streams, *[types.int64] * 7), emit
@@ -252,9 +275,9 @@ def scaled_block(
         factors = rows_of(e, x_scales_, builder.mul(groups_, I64(4)), count, left_)
         starts = rows_of(e, offsets_, builder.mul(groups_, I64(4)), count, left_)
 
-        def step(index: Any, sums: list[Any], registers: Sequence[int], following: Any) -> list[Any]:
+        def step(index: Any, sums: list[Any], rows: _Pass, following: Any) -> list[Any]:
             place = builder.mul(index, I64(4 * fours))
-            for v, words in enumerate(_words(e, block_, index, registers, following)):
+            for v, words in enumerate(_words(e, block_, index, rows, following)):
                 for half, bytes_ in enumerate(_bytes(e, words, stored)):
                     for t in range(count):
                         here = e.at(e.at(token[t], place), 4 * half)
@@ -262,15 +285,13 @@ def scaled_block(
                         sums[at] = _dot(e, sums[at], bytes_, here, vnni)
             return sums
 
-        def short_steps(
-            index: Any, sums: list[Any], registers: Sequence[int], following: Any, many: int
-        ) -> list[Any]:
+        def short_steps(index: Any, sums: list[Any], rows: _Pass, following: Any, many: int) -> list[Any]:
             """Take `many` steps of four bits, whose products add up within 16 bits."""
             pairs: list[Any] = [None] * len(sums)
             for s in range(many):
                 here = builder.add(index, I64(s))
                 place = builder.mul(here, I64(4 * fours))
-                for v, words in enumerate(_words(e, block_, here, registers, following)):
+                for v, words in enumerate(_words(e, block_, here, rows, following)):
                     for half, bytes_ in enumerate(_bytes(e, words, stored)):
                         for t in range(count):
                             number = e.spread_i32(e.at(e.at(token[t], place), 4 * half))
@@ -280,48 +301,49 @@ def scaled_block(
             ones = e.iconst(0x00010001)
             return [builder.add(total, e.dot_pairs(both, ones)) for total, both in zip(sums, pairs, strict=True)]
 
-        def steps_of(first: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+        def steps_of(first: Any, sums: list[Any], rows: _Pass) -> list[Any]:
             """Take all steps of a group."""
-            following = _next_lines(e, block_, first, steps_, registers)
+            following = _next_lines(e, block_, first, steps_, rows)
             if width != 8 or stored.per_word != 8:
-                return e.loop(steps_, sums, lambda i, own: step(builder.add(first, i), list(own), registers, following))
+                return e.loop(steps_, sums, lambda i, own: step(builder.add(first, i), list(own), rows, following))
             many = _SHORT_STEPS[stored]
             whole = builder.sdiv(steps_, I64(many))
             done = builder.mul(whole, I64(many))
 
             def next_steps(number: Any, own: list[Any]) -> list[Any]:
                 begin = builder.add(first, builder.mul(number, I64(many)))
-                return short_steps(begin, list(own), registers, following, many)
+                return short_steps(begin, list(own), rows, following, many)
 
             def last_step(number: Any, own: list[Any]) -> list[Any]:
-                return short_steps(builder.add(builder.add(first, done), number), list(own), registers, following, 1)
+                return short_steps(builder.add(builder.add(first, done), number), list(own), rows, following, 1)
 
             sums = e.loop(whole, sums, next_steps, may_be_empty=True)
             return e.loop(builder.sub(steps_, done), sums, last_step, may_be_empty=True)
 
-        def group(number: Any, registers: Sequence[int]) -> None:
+        def group(number: Any, rows: _Pass) -> None:
             first = builder.mul(number, steps_)
             place = builder.mul(number, I64(4))
-            begin = [e.spread_i32(e.at(start, place)) for _ in registers for start in starts]
-            sums = steps_of(first, begin, registers)
+            begin = [e.spread_i32(e.at(start, place)) for _ in range(rows.registers) for start in starts]
+            sums = steps_of(first, begin, rows)
             begun = builder.icmp_signed(">", number, I64(0))
+            of_rows = e.at(scales_, builder.mul(number, I64(scale_bytes)))
             totals = []
-            for v, register in enumerate(registers):
-                own = _scales(e, scales_, number, register, stored)
+            for v in range(rows.registers):
+                own = _scales(e, of_rows, rows.place, v, stored)
                 for t in range(count):
                     scale = builder.fmul(own, e.spread_f32(e.at(factors[t], place)))
-                    before = builder.select(begun, e.load_f32(result[t], 4 * width * register), e.zero)
+                    before = e.load_f32(e.at(result[t], rows.place), 4 * width * v)
+                    before = builder.select(begun, before, e.zero)
                     totals.append(e.fma(builder.sitofp(sums[v * count + t], e.f32s), scale, before))
-            for v, register in enumerate(registers):  # after all loads, since rows past the last share its memory
+            for v in range(rows.registers):  # after all loads, since rows past the last share its memory
                 for t in range(count):
-                    e.store_f32(totals[v * count + t], result[t], 4 * width * register)
+                    e.store_f32(totals[v * count + t], e.at(result[t], rows.place), 4 * width * v)
 
         def every_pass(number: Any, _: list[Any]) -> list[Any]:
             here = e.at(scales_, builder.mul(number, I64(scale_bytes)))
             for line in range(0, scale_bytes, LINE):
                 e.prefetch(e.at(here, _SCALES_AHEAD + line), level=1)
-            for registers in _passes(width, count):
-                group(number, registers)
+            _each_pass(e, count, lambda rows: group(number, rows))
             return []
 
         e.loop(groups_, [], every_pass)
@@ -330,11 +352,11 @@ def scaled_block(
     return types.void(lanes, format, tokens, *[types.int64] * 11), emit
 
 
-def _scales(e: Emitter, scales: Any, group: Any, register: int, stored: Format) -> Any:
-    """A group's scales of a register's rows, as fp32."""
+def _scales(e: Emitter, scales: Any, place: Any, register: int, stored: Format) -> Any:
+    """The scales of a register of a pass as fp32, of those of a group; `place` is that of the pass."""
     if stored is not Format.MXFP4:
-        return e.load_f32(e.at(scales, e.b.mul(group, I64(4 * ROWS))), 4 * e.lanes * register)
-    here = e.at(e.at(scales, e.b.mul(group, I64(ROWS))), e.lanes * register)
+        return e.load_f32(e.at(scales, place), 4 * e.lanes * register)
+    here = e.at(e.at(scales, e.b.udiv(place, I64(4))), e.lanes * register)
     exponents = e.b.zext(e.load(here, ir.VectorType(I8, e.lanes), e.lanes), e.i32s)
     return e.floats(e.b.shl(exponents, e.iconst(23)))
 

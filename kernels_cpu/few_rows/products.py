@@ -10,8 +10,8 @@ from numba import literally  # type: ignore[attr-defined]
 from ..codegen.compiled import compiled
 from ..codegen.rounding import widened
 from ..codegen.vector_ir import Storage
+from ..experts.products import SIDE_BY_SIDE
 from ..experts.rows import row_block
-from ..experts.tasks import SIDE_BY_SIDE
 from ..experts.vectors import exact_block, scaled_block
 from ..experts.weights import ROWS, Format
 from ..machine.parameters import parameters

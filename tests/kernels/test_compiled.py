@@ -276,10 +276,17 @@ for size in map(int, sys.argv[1:]):
 """
 
 
-def test_variants_that_two_processes_kept_are_told_apart_by_a_third(tmp_path: Path) -> None:
+CLOSED_OVER = VARIANTS.replace("def caller(size):\n", "def caller(size):\n    fill = variant(size)\n").replace(
+    "of_size(size, out)\n    return call", "fill(out)\n    return call"
+)
+"""The same with callers that close over the compiled functions."""
+
+
+@pytest.mark.parametrize("text", [VARIANTS, CLOSED_OVER], ids=["overloaded", "closed over"])
+def test_variants_that_two_processes_kept_are_told_apart_by_a_third(text: str, tmp_path: Path) -> None:
     """Both processes count what they compile from one on; the third links what they kept by the name of its code."""
     file = tmp_path / "variants.py"
-    file.write_text(VARIANTS)
+    file.write_text(text)
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def told(*sizes: str) -> list[str]:
