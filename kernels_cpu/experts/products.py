@@ -76,13 +76,13 @@ def _by_vectors(lanes: int, format: int, in_place: bool) -> Any:
 
 
 @compiled()
-def _block(words: Any, expert: int, number: int) -> int:
+def _block(words: Any, expert: int, number: int) -> Any:
     """The address of a block."""
     return words.ctypes.data + 4 * ROWS * words.shape[2] * (expert * words.shape[1] + number)
 
 
 @compiled()
-def _block_scales(scales: Any, expert: int, number: int) -> int:
+def _block_scales(scales: Any, expert: int, number: int) -> Any:
     """The address of a block's scales."""
     return scales.ctypes.data + scales.itemsize * ROWS * scales.shape[2] * (expert * scales.shape[1] + number)
 

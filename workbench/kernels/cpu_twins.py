@@ -18,7 +18,8 @@ import torch
 import kernels_cpu
 import kernels_triton
 from kernels_cpu import CodePath
-from kernels_cpu.experts.weights import COLUMNS, ROWS
+from kernels_cpu.experts.in_place import COLUMNS
+from kernels_cpu.experts.weights import ROWS
 from kernels_cpu.machine.features import has
 from kernels_triton import AttentionTiles, Routing
 from kernels_triton.backend.operators import check_tensor, operator
