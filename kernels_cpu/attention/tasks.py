@@ -39,10 +39,7 @@ def _apply(scale: Any, count: int, padded: int, tile: Any) -> None:
 
 @functools.cache
 def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
-    """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head.
-
-    The loop closes over numbers only, so that Numba's disk cache recognises it in another process.
-    """
+    """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head."""
     stored = int(storage)
     chunks = -(-group // _HEADS[lanes])
     size = -(-group // chunks)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import config, njit
@@ -105,7 +106,10 @@ class _PackageCache(FunctionCache):
 
         Numba's own key holds a number that each process draws anew for each compiled function that is closed over.
         """
-        return sig, codegen.magic_tuple(), self._py_func.__qualname__
+        code = self._py_func.__code__
+        plain = [value for value in code.co_consts if not isinstance(value, CodeType)]
+        body = hashlib.sha256(code.co_code + repr((plain, code.co_names)).encode()).hexdigest()
+        return sig, codegen.magic_tuple(), self._py_func.__qualname__, body
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code cached for a signature, or return None."""
@@ -153,8 +157,15 @@ def _tell_apart(function: Callable[..., Any]) -> None:
     """
     closed = _closed(function)
     if closed:
-        told = [each.py_func.__qualname__ if isinstance(each, Dispatcher) else repr(each) for each in closed]
+        told = [_told(each) for each in closed]
         function.__qualname__ += "_" + hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _told(closed_over: Any) -> str:
+    """A text that tells a value from any other that a function closes over."""
+    if isinstance(closed_over, Dispatcher):
+        return f"{closed_over.py_func.__module__}.{closed_over.py_func.__qualname__}"
+    return repr(closed_over)
 
 
 def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

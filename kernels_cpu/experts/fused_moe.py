@@ -228,12 +228,13 @@ class _Pairs(NamedTuple):
 
     def part(self, begin: int, past: int) -> _Pairs:
         """The pairs from `begin` to `past` - 1, counted from 0."""
-        return _pairs(self.tokens[begin:past], np.clip(self.first, begin, past) - begin, self.ids, self.places)
+        return _pairs_of(self.tokens[begin:past], np.clip(self.first, begin, past) - begin, self.ids, self.places)
 
 
-def _pairs(
+def _pairs_of(
     tokens: NDArray[np.int64], first: NDArray[np.int64], ids: NDArray[np.int64], places: NDArray[np.int64]
 ) -> _Pairs:
+    """Pairs that are sorted, with what follows from `first`."""
     counts = first[1:] - first[:-1]
     return _Pairs(tokens, first, ids, places, counts.nonzero()[0], int(counts.max(initial=0)))
 
@@ -271,7 +272,7 @@ def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     if wrong >= 0:
         t, j = divmod(wrong, ids.shape[1])
         raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
-    return _pairs(tokens, first, chosen, places)
+    return _pairs_of(tokens, first, chosen, places)
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
@@ -318,13 +319,14 @@ def _call(
     longest = max(len(part.tokens) for part in parts)
     most = max(part.most for part in parts)
     terms = terms_of(experts, path, exact) if most > FEW else 0
-    of_vectors, of_matrices = (0, terms) if by_matrices(experts, path) else (terms, 0)
+    matrices = terms if by_matrices(experts, path) else 0
+    rounded = terms == 1 and not matrices
     both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS + _PADDING)
     answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS + _PADDING)
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
     columns = columns_of(experts, path)
-    serve = server(lanes, int(experts.format), up.in_place, of_vectors, of_matrices, columns, clamped)
+    serve = server(lanes, int(experts.format), up.in_place, rounded, matrices, columns, clamped)
     owners = pairs.experts if len(biases.up) else np.empty(0, np.int64)
     calls = list[tuple[Callable[[], object], NDArray[np.int64]]]()
     begin = 0
@@ -335,8 +337,8 @@ def _call(
         call = partial(
             serve,
             counter.ctypes.data, x, part.tokens, part.first, experts.format.zero,
-            part.touched, up.words, up.scales, blocks_of(up, of_matrices, most), hidden, both, down.dim,
-            down.words, down.scales, blocks_of(down, of_matrices, most), inner, answers[begin:past],
+            part.touched, up.words, up.scales, blocks_of(up, matrices, most), hidden, both, down.dim,
+            down.words, down.scales, blocks_of(down, matrices, most), inner, answers[begin:past],
             owners[begin:past], biases.up, answers, pairs.places[summed], weights[summed], pairs.ids[summed],
             biases.down, out[summed],
         )  # fmt: skip

@@ -100,6 +100,7 @@ def experts_of_blocks(
 
     Examples
     --------
+    >>> from kernels_cpu import pack_experts
     >>> packed = pack_experts(np.ones((2, 128, 64), np.float32), np.ones((2, 64, 64), np.float32))
     >>> experts = experts_of_blocks(packed.gate_up.blocks, packed.down.blocks)
     >>> len(experts), experts.format.name

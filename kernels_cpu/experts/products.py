@@ -40,19 +40,22 @@ _STORED = int(Storage.BF16)  # of rows in place
 
 
 @functools.cache
-def multiplier(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices: int, columns: int) -> Any:
+def multiplier(lanes: int, format: int, in_place: bool, rounded: bool, by_matrices: int, columns: int) -> Any:
     """The product for a register width and format.
 
-    For more than a few activations vectors multiply `by_vectors` bf16 terms of each, matrix registers `by_matrices`
-    terms, or matrix registers bytes, `columns` at once; at most one of them is not 0.
+    More than `FEW` activations are multiplied otherwise if they are `rounded` to bf16 for vectors, or by matrix
+    registers: in `by_matrices` bf16 terms each, or in bytes, `columns` of them per instruction. At most one of the
+    three holds.
     """
     few = _by_vectors(lanes, format, in_place)
-    if not (by_vectors or by_matrices or columns):
-        return few
-    if by_vectors:
+    if rounded:
         many = _rounded(lanes, format)
+    elif by_matrices:
+        many = _matrices(by_matrices)
+    elif columns:
+        many = _scaled_matrices(format, columns)
     else:
-        many = _scaled_matrices(format, columns) if columns else _matrices(by_matrices)
+        return few
 
     @compiled()
     def multiply(
@@ -76,13 +79,13 @@ def _by_vectors(lanes: int, format: int, in_place: bool) -> Any:
 
 
 @compiled()
-def _block(words: Any, expert: int, number: int) -> Any:
+def _block_address(words: Any, expert: int, number: int) -> Any:
     """The address of a block."""
     return words.ctypes.data + 4 * ROWS * words.shape[2] * (expert * words.shape[1] + number)
 
 
 @compiled()
-def _block_scales(scales: Any, expert: int, number: int) -> Any:
+def _scales_address(scales: Any, expert: int, number: int) -> Any:
     """The address of a block's scales."""
     return scales.ctypes.data + scales.itemsize * ROWS * scales.shape[2] * (expert * scales.shape[1] + number)
 
@@ -99,7 +102,7 @@ def _exact(lanes: int, format: int) -> Any:
         stride = 4 * x.exact.shape[1]
         out_stride = 4 * out.shape[1]
         for b in range(number, past):
-            block = _block(words, expert, b)
+            block = _block_address(words, expert, b)
             for t in range(begin, end, 4):
                 at = x.exact.ctypes.data + t * stride
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
@@ -128,7 +131,7 @@ def _rounded(lanes: int, format: int) -> Any:
         stride = 4 * x.pairs.shape[1]
         out_stride = 4 * out.shape[1]
         for b in range(number, past):
-            block = _block(words, expert, b)
+            block = _block_address(words, expert, b)
             for t in range(begin, end, 6):
                 at = x.pairs.ctypes.data + t * stride
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
@@ -168,7 +171,7 @@ def _matrices(terms: int) -> Any:
             else:
                 shape(terms, count)
             for b in range(number, past):
-                at = _block(words, expert, b)
+                at = _block_address(words, expert, b)
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
                 if count > TOGETHER:
                     twice_matrix_block(terms, at, base + t * stride, stride, steps, to, out_stride)
@@ -192,7 +195,7 @@ def _rows(lanes: int) -> Any:
         stride = 4 * x.exact.shape[1]
         out_stride = 4 * out.shape[1]
         for b in range(number, past):
-            block = _block(words, expert, b)
+            block = _block_address(words, expert, b)
             for t in range(begin, end, TOKENS):
                 at = x.exact.ctypes.data + t * stride
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
@@ -224,8 +227,8 @@ def _scaled(lanes: int, format: int) -> Any:
         stride = x.numbers.shape[1]
         out_stride = 4 * out.shape[1]
         for b in range(number, past):
-            block = _block(words, expert, b)
-            own = _block_scales(scales, expert, b)
+            block = _block_address(words, expert, b)
+            own = _scales_address(scales, expert, b)
             t = begin
             while t < end:
                 at = x.numbers.ctypes.data + t * stride
@@ -267,8 +270,8 @@ def _scaled_matrices(format: int, columns: int) -> Any:
         unpacked = aligned_floats(2 * each * ROWS if halves else 0)
         shape_bytes(columns)
         for b in range(number, past):
-            block = _block(words, expert, b)
-            own = _block_scales(scales, expert, b)
+            block = _block_address(words, expert, b)
+            own = _scales_address(scales, expert, b)
             for first in range(begin, end, _SUMMED_TOKENS):
                 last = min(first + _SUMMED_TOKENS, end)
                 sums[: (last - first) * ROWS] = 0

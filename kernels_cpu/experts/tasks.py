@@ -94,13 +94,13 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 @functools.cache
 def server(
-    lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices: int, columns: int, clamped: bool
+    lanes: int, format: int, in_place: bool, rounded: bool, by_matrices: int, columns: int, clamped: bool
 ) -> Any:
     """Compile one thread's work with the products of `multiplier`.
 
     `clamped` chooses GPT-OSS' activation function, else it is SwiGLU.
     """
-    multiply = multiplier(lanes, format, in_place, by_vectors, by_matrices, columns)
+    multiply = multiplier(lanes, format, in_place, rounded, by_matrices, columns)
     activate = fill_clamped if clamped else fill_swiglu
 
     @compiled()

@@ -30,12 +30,17 @@ class ByLanes:
         return self.avx512 if lanes == 16 else self.avx2
 
 
-def _either(*values: Any) -> dict[str, tuple[Any, ...]]:
+def _either(*values: Any) -> dict[str, Any]:
     """The values that a setting may have, as metadata of its field."""
     return {"values": values}
 
 
-def _lanes(avx512: tuple[int, ...], avx2: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
+def _of_avx512(*values: Any) -> dict[str, Any]:
+    """The values of a setting that matters on that code path alone."""
+    return {"values": values, "lanes": 16}
+
+
+def _lanes(avx512: tuple[int, ...], avx2: tuple[int, ...]) -> dict[str, Any]:
     """The values that a setting may have by code path, as metadata of its field."""
     return _either(*(ByLanes(*pair) for pair in product(avx512, avx2)))
 
@@ -94,7 +99,7 @@ class ExpertParameters:
         Registers used for running sums.
     ahead : int
         Prefetch distance in a block of weights, into L1, for CPUs whose hardware prefetcher alone is too late; 0 for no
-        prefetch [byte].
+        prefetch. Where several passes read the same steps, it is added to the bytes of these steps [byte].
     streams : int
         Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as
         fast.
@@ -114,10 +119,10 @@ class ExpertParameters:
     sums: ByLanes = field(metadata=_lanes((12, 16, 24), (4, 8, 12)))
     ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
     streams: int = field(metadata=_either(1, 2, 4))
-    few: int = field(metadata=_either(2, 4, 6, 8))
-    bf16_products: bool = field(metadata=_either(False, True))
-    kept: int = field(metadata=_either(256 << 10, 512 << 10, 1 << 20, 2 << 20))
-    summed_tokens: int = field(metadata=_either(32, 64))
+    few: int = field(metadata=_of_avx512(2, 4, 6, 8))
+    bf16_products: bool = field(metadata=_of_avx512(False, True))
+    kept: int = field(metadata=_of_avx512(256 << 10, 512 << 10, 1 << 20, 2 << 20))
+    summed_tokens: int = field(metadata=_of_avx512(32, 64))
     thread_bytes: int = field(metadata=_either(256 << 10, 1 << 20, 4 << 20))
 
 
@@ -250,12 +255,14 @@ class Parameters:
         return changed
 
     def values(self, group: str, lanes: int) -> dict[str, list[Any]]:
-        """The values that each setting of a group may have, by its name.
+        """The values that each setting of a group may have, by its name, of those that matter with so many lanes.
 
         Of a setting that depends on the code path, those that differ on the path with so many lanes.
         """
         found = dict[str, list[Any]]()
         for known in fields(getattr(self, group)):
+            if known.metadata.get("lanes", lanes) != lanes:
+                continue
             own = self.at(group, known.name)
             other = "avx2" if lanes == 16 else "avx512"
             found[known.name] = [

@@ -342,14 +342,16 @@ def test_the_largest_numbers_are_as_finite_with_many_tokens_as_with_one(form):
 @pytest.mark.parametrize(("form", "group"), [("int8", 128), ("int4", 8), ("int4", 40), ("int4", 128), ("mxfp4", 32)])
 def test_sums_of_the_largest_bytes_do_not_overflow(path, form, group):
     model, inner = 240, 64
-    gate_up = np.ones((1, 2 * inner, model), np.float32)
-    gate_up[:, inner::3] = -1
-    down = np.ones((1, model, inner), np.float32)
+    largest = np.float32(1.5 if form == "mxfp4" else 1)  # of the numbers with its power of two
+    gate_up = np.full((1, 2 * inner, model), largest)
+    gate_up[:, inner::3] = -largest
+    down = np.full((1, model, inner), largest)
     packed = pack_experts(gate_up, down, format=form, group=group)
-    h = np.full((6, model), 6 / model, np.float32)
-    ids = np.zeros((6, 1), np.int64)
-    weights = np.ones((6, 1), np.float32)
-    for tokens in range(1, 7):
+    h = np.full((10, model), 6 / model, np.float32)
+    h[::2] *= -1
+    ids = np.zeros((len(h), 1), np.int64)
+    weights = np.ones((len(h), 1), np.float32)
+    for tokens in (1, 2, 3, 4, 10):
         case = h[:tokens], packed, ids[:tokens], weights[:tokens]
         assert error(fused_moe(*case, path=path), fused_moe_reference(*case)) < 1e-2
 

@@ -30,7 +30,7 @@ from workbench.stages import (
     weights,
 )
 
-_WIDTH = 100
+_WIDTH = 80
 _STEP = "    "
 _TOGETHER = {"attention": tuple(op.name for op in attention), "moe": tuple(op.name for op in moe)}
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
@@ -52,7 +52,7 @@ def code_of(pipeline: Pipeline | Stack, names: Mapping[str, Op | ExpertSet] | No
     Returns
     -------
     str
-        Lines of at most 100 columns, a single longer word apart.
+        Lines of at most 80 columns, a single longer word apart.
 
     Raises
     ------
@@ -169,7 +169,7 @@ class _Cell:
         for module, words in (("pipeline", PIPELINE_WORDS), ("stages", STAGE_WORDS)):
             used = tuple(sorted(self._used.intersection(words), key=lambda word: (word.islower(), word)))
             if used:
-                lines += _laid_out(_listed("(", used, ")", soft=True), f"from workbench.{module} import ")
+                lines += _laid_out(_listed("(", used, ")", soft=True, filled=True), f"from workbench.{module} import ")
         return lines
 
     def _word(self, word: str) -> str:

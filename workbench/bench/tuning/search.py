@@ -27,7 +27,7 @@ _OF_MEDIAN = 1.4826 * 1.2533
 _LEAST = 0.01
 """Gains below this are not kept."""
 _WORST = 1.03
-"""Most time that a call may take, relative to the settings at the start and to the best so far."""
+"""Most time that a call may always take, relative to the settings at the start and to the best so far."""
 
 
 class Ratio(NamedTuple):
@@ -48,9 +48,14 @@ class Ratio(NamedTuple):
     worst: float
 
     @property
+    def spares(self) -> bool:
+        """True if no call is slower by more than a few percent, or than all calls gain on average."""
+        return self.worst <= max(_WORST, 1 / self.mean)
+
+    @property
     def wins(self) -> bool:
-        """True if it is faster by more than the noise, and no call is slower by more than a few percent."""
-        return self.mean < 1 - max(_LEAST, 3 * self.error) and self.worst <= _WORST
+        """True if it is faster by more than the noise, and spares every call."""
+        return self.mean < 1 - max(_LEAST, 3 * self.error) and self.spares
 
 
 @dataclass
@@ -150,7 +155,7 @@ def _search_group(
                 say(f"{name}: {now} stays")
                 return
             gain = ratios(best, [winner])[0]
-            if not gain.wins or ratios(first, [winner])[0].worst > _WORST:
+            if not gain.wins or not ratios(first, [winner])[0].spares:
                 winner.end()
                 say(f"{name}: {now} stays; a second look showed no gain beyond the noise, or a slower call")
                 return
@@ -165,13 +170,19 @@ def _search_group(
         others.pop(found.settings, None)
         if others:
             try_all(group, "the table", others)
-        for setting, values in names.items():
-            if time.monotonic() > end:
-                found.untried.append(f"{group}.{setting}")
-                continue
-            now = found.settings.at(group, setting)
-            changed = {found.settings.having(group, setting, value): str(value) for value in values if value != now}
-            try_all(f"{group}.{setting}", str(now), changed)
+        known: Parameters | None = None
+        untried = list(names)
+        while known != found.settings and time.monotonic() < end:  # what was tried depends on what was changed since
+            known = found.settings
+            for setting, values in names.items():
+                if time.monotonic() > end:
+                    break
+                now = found.settings.at(group, setting)
+                changed = {found.settings.having(group, setting, value): str(value) for value in values if value != now}
+                try_all(f"{group}.{setting}", str(now), changed)
+                if setting in untried:
+                    untried.remove(setting)
+        found.untried += [f"{group}.{setting}" for setting in untried]
 
 
 def timing_of(group: str, settings: Parameters, folder: Path, stack: ExitStack) -> Timing:

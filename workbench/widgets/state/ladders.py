@@ -1,17 +1,15 @@
-"""Positions of sliders: steps of a quarter octave, which mean the same change everywhere."""
+"""Positions of sliders: equal parts of an octave, which mean the same change everywhere."""
 
 from __future__ import annotations
 
 import math
 
-_PER_OCTAVE = 4
 
-
-def ladder(anchor: float, low: float, high: float) -> tuple[float, ...]:
-    """Return steps of a quarter octave through `anchor`, from `low` to `high`; always with the anchor."""
-    first = math.ceil(_PER_OCTAVE * math.log2(min(low, anchor) / anchor))
-    last = math.floor(_PER_OCTAVE * math.log2(max(high, anchor) / anchor))
-    return tuple(anchor * 2 ** (step / _PER_OCTAVE) for step in range(first, last + 1))
+def ladder(anchor: float, low: float, high: float, *, per_octave: int = 4) -> tuple[float, ...]:
+    """Return steps of equal parts of an octave through `anchor`, from `low` to `high`; always with the anchor."""
+    first = math.ceil(per_octave * math.log2(min(low, anchor) / anchor))
+    last = math.floor(per_octave * math.log2(max(high, anchor) / anchor))
+    return tuple(anchor * 2 ** (step / per_octave) for step in range(first, last + 1))
 
 
 def whole_ladder(anchor: int, low: int, high: int) -> tuple[int, ...]:

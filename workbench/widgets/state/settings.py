@@ -172,7 +172,7 @@ def kv_steps(settings: Settings) -> tuple[float, ...]:
     workload = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
     held = workload.prompt_len + workload.output_len
     least = float(held.max()) + settings.memory.kv_block
-    return ladder(least, least, 4 * max(float(held.sum()), least))
+    return ladder(least, least, 4 * max(float(held.sum()), least), per_octave=8)
 
 
 def suitable_kv(settings: Settings) -> float:

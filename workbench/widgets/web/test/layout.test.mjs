@@ -76,12 +76,17 @@ test("only cards on the GPU stream their weights", () => {
   assert.deepEqual(layout(both, null).streams.map((stream) => [stream.key, stream.bytes]), [["a", 5]]);
 });
 
-test("a fault's sentence has a place of its own beside the card", () => {
-  for (const [path, below] of [[[2], true], [[0], false]]) {
+test("a fault's sentence stands below the lanes, moves no card, and a line rises from it to the card", () => {
+  const without = layout(offloaded(), null);
+  for (const path of [[2], [0]]) {
     const picture = layout(offloaded(), { range: 0, path, text: "", mends: [] });
-    assert.equal(picture.callout.below, below);
-    for (const lane of Object.values(picture.lanes)) assert.ok(!overlap(picture.callout.box, lane));
-    assert.ok(inside({ x: 0, y: 0, width: picture.width, height: picture.height }, picture.callout.box));
+    const { box, at, rise } = picture.callout;
+    const cause = picture.cards.find(({ element }) => element.path.join() === path.join());
+    assert.deepEqual(picture.cards, without.cards);
+    assert.equal(box.y - rise, cause.box.y + cause.box.height);
+    assert.equal(box.x + at, cause.box.x + cause.box.width / 2);
+    for (const lane of Object.values(picture.lanes)) assert.ok(!overlap(box, lane));
+    assert.ok(inside({ x: 0, y: 0, width: picture.width, height: picture.height }, box));
   }
   assert.equal(layout(offloaded(), { range: 0, path: null, text: "", mends: [] }).callout, null);
 });

@@ -81,8 +81,8 @@ function nodesOf(props: Props): AnyNode[] {
     nodes.push({ id: key, type: "card", position: { x: box.x, y: box.y }, width: CARD.width, height: CARD.height, zIndex: 1, data });
   }
   if (fault && callout) {
-    const { box, at, below } = callout;
-    const data = { fault, at: (at ?? box.x + box.width / 2) - box.x, below, onMend: props.onMend };
+    const { box, at, rise } = callout;
+    const data = { fault, at, rise, onMend: props.onMend };
     nodes.push(fixed({ id: " fault", type: "callout", position: { x: box.x, y: box.y }, width: box.width, height: box.height, zIndex: 2, data }));
   }
   return nodes;

@@ -15,7 +15,7 @@ const GUTTER = 70; // names of the lanes
 const PORT = 30;
 const MARGIN = 6;
 const LABEL = 140; // most that the words of a transfer take
-export const CALLOUT = { width: 560, height: 122 };
+export const CALLOUT = { width: 560, height: 122, gap: 8 };
 
 export interface Box {
   x: number;
@@ -92,7 +92,7 @@ export interface Layout {
   wires: Wire[];
   streams: Stream[];
   scope: Scope;
-  callout: { box: Box; at: number | null; below: boolean } | null;
+  callout: { box: Box; at: number; rise: number } | null;
 }
 
 function rowsOf(chain: Element[]): Rows {
@@ -285,10 +285,7 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   const { chain } = range;
   const rows = rowsOf(chain);
   const counts = { gpu: Math.max(1, rows.gpu), cpu: Math.max(1, rows.cpu) };
-  const causes = cardsOf(chain).find((card) => fault?.path?.join() === card.path.join());
-  const below = causes?.device === "cpu";
-  const band = fault?.path ? CALLOUT.height + 8 : 0;
-  const gpuTop = MARGIN + (band && !below ? band : 0);
+  const gpuTop = MARGIN;
   const height = (count: number): number => count * ROW - (ROW - CARD.height) + 2 * LANE_PAD;
   const linkTop = gpuTop + height(counts.gpu);
   const cpuTop = linkTop + LINK;
@@ -323,11 +320,11 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   }
 
   const cause = faultBox(fault, chain, placing.cards);
-  const bottom = lanes.cpu.y + lanes.cpu.height + (band && below ? band : 0) + MARGIN;
-  const callout = cause && { box: calloutBox(cause, below, lanes, right), at: cause.x + cause.width / 2, below };
+  const callout = cause && calloutOf(cause, lanes.cpu.y + lanes.cpu.height + CALLOUT.gap, right);
+  const bottom = callout ? callout.box.y + callout.box.height : lanes.cpu.y + lanes.cpu.height;
   return {
     width: right,
-    height: bottom,
+    height: bottom + MARGIN,
     lanes,
     link: { x: 0, y: linkTop, width: right, height: LINK },
     cards: placing.cards,
@@ -340,11 +337,12 @@ export function layout(range: LayerRange, fault: Fault | null, least = 0): Layou
   };
 }
 
-function calloutBox(cause: Box, below: boolean, lanes: Record<Device, Box>, width: number): Box {
+// It stands below both lanes, so that no card moves under the pointer; a line rises from it to the card.
+function calloutOf(cause: Box, y: number, width: number): Layout["callout"] {
   const own = Math.min(CALLOUT.width, width - 2 * MARGIN);
-  const x = Math.min(cause.x + cause.width / 2 - own / 2, width - own - MARGIN);
-  const y = below ? lanes.cpu.y + lanes.cpu.height + 8 : lanes.gpu.y - CALLOUT.height - 8;
-  return { x: Math.max(MARGIN, x), y, width: own, height: CALLOUT.height };
+  const middle = cause.x + cause.width / 2;
+  const x = Math.max(MARGIN, Math.min(middle - own / 2, width - own - MARGIN));
+  return { box: { x, y, width: own, height: CALLOUT.height }, at: middle - x, rise: y - cause.y - cause.height };
 }
 
 function streamsOf(cards: PlacedCard[], linkTop: number, cpuTop: number): Stream[] {
