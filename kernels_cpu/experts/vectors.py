@@ -80,7 +80,7 @@ def ahead(e: Emitter, address: Any) -> None:
 
 
 class _Prefetch(NamedTuple):
-    """What a pass prefetches: step s, counted from the block's begin, the bytes from `base` + s `stride` on."""
+    """The bytes that a pass prefetches: those from `base` + s `stride` on at step s, counted from the block's begin."""
 
     base: Any
     stride: Any

@@ -102,12 +102,16 @@ def test_noise_does_not_win(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found_from(SHIPPED, tmp_path).settings == SHIPPED
 
 
-def test_what_makes_one_call_slower_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("slower", "kept"), [(1.05, True), (1.08, False)])
+def test_one_call_may_lose_what_all_gain_on_average(
+    slower: float, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def seconds(settings: Parameters, call: str) -> float:
-        return (0.5 if call == "one" else 1.05) if settings.attention.run == 512 else 1.0
+        return (0.85 if call == "one" else slower) if settings.attention.run == 512 else 1.0
 
     times(monkeypatch, seconds, lambda settings: False)
-    assert found_from(SHIPPED, tmp_path).settings == SHIPPED
+    changed = SHIPPED.having("attention", "run", 512)
+    assert found_from(SHIPPED, tmp_path).settings == (changed if kept else SHIPPED)
 
 
 def test_wrong_results_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,13 +125,27 @@ def test_wrong_results_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "left out: nonsense" in told
 
 
+def test_a_setting_is_tried_again_after_others_have_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first one gains only with the value of the last one."""
+
+    def seconds(settings: Parameters, call: str) -> float:
+        attention = settings.attention
+        if attention.least_run != 512:
+            return 1.0
+        return 0.6 if attention.tokens_together == 1 else 0.8
+
+    times(monkeypatch, seconds, lambda settings: False)
+    found = found_from(SHIPPED.having("attention", "tokens_together", 4), tmp_path).settings.attention
+    assert (found.least_run, found.tokens_together) == (512, 1)
+
+
 def test_losses_of_one_call_do_not_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each of three changes is a gain with a call that is 2 % slower; with two of them it would be 4 %."""
+    """Each of three changes is a gain with a call that is 2.5 % slower; with two of them it would be 5 %."""
 
     def seconds(settings: Parameters, call: str) -> float:
         attention = settings.attention
         changes = (attention.run == 512) + (attention.level == 1) + (attention.tokens_together == 1)
-        return float((0.8 if call == "one" else 1.02) ** changes)
+        return float((0.94 if call == "one" else 1.025) ** changes)
 
     times(monkeypatch, seconds, lambda settings: False)
     assert len(found_from(SHIPPED, tmp_path).gains) == 1
@@ -175,7 +193,7 @@ def test_every_group_has_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, 
 
     times(monkeypatch, seconds, lambda settings: False)
     monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
-    found = found_from(SHIPPED, tmp_path, seconds=600)
+    found = found_from(SHIPPED, tmp_path, seconds=300)
     for group in ("experts", "attention"):
         every = {f"{group}.{setting}" for setting in SHIPPED.values(group, features().lanes)}
         assert set() < every & set(found.untried) < every
