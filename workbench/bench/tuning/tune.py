@@ -16,6 +16,8 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import OTHERS, listening
 from workbench.kernels import Parameters, cpu_family, features, parameters
 
+_CHECKED = 21
+"""Rounds for the speeds that are told at the end."""
 BACK = 0.97
 """Target: least speed with the settings that were found again, relative to the shipped ones."""
 
@@ -170,5 +172,5 @@ def _relative(settings: Parameters, shipped: Parameters, folder: Path) -> dict[s
     for group in Parameters.GROUPS:
         with ExitStack() as stack:
             base, other = (timing_of(group, each, folder, stack) for each in (shipped, settings))
-            found[group] = 1 / ratios(base, [other])[0].mean
+            found[group] = 1 / ratios(base, [other], _CHECKED)[0].mean
     return found
