@@ -33,7 +33,7 @@ _KEPT = 512
 """Results that are kept."""
 SOON = 0.08
 """Longest simulation that is to follow a slider [s]."""
-FULL = 0.3
+FULL = 0.15
 """Longest simulation of a sample that fills the cache [s]."""
 PATIENT = 2.5
 """Longest simulation at rest [s]."""
