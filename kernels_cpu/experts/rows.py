@@ -24,9 +24,9 @@ def _together(lanes: int, tokens: int) -> int:
 
 
 def _following(e: Emitter, place: Any, row_bytes: Any, several: int) -> Any:
-    """The place in a row to prefetch at a place: at the prefetch distance, past its end in the row that is read next.
+    """The offset from a row's begin that is prefetched while the row is read at offset `place` [byte].
 
-    Rows are read `several` at a time.
+    It is the prefetch distance away; past the row's end it lies in the row that is read next, `several` rows further.
     """
     there = e.at(place, _AHEAD)
     next_row = e.at(there, e.b.mul(row_bytes, I64(several - 1)))

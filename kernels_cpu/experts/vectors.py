@@ -36,7 +36,7 @@ class _Pass(NamedTuple):
     ----------
     registers : int
     place : value of LLVM
-        Bytes of one step's words before those of its first row, which are those of fp32 rows too.
+        Offset of its first row in the words of a step, and in the fp32 results and scales of a block [byte].
     """
 
     registers: int

@@ -172,7 +172,7 @@ def _search_group(
             try_all(group, "the table", others)
         known: Parameters | None = None
         untried = list(names)
-        while known != found.settings and time.monotonic() < end:  # what was tried depends on what was changed since
+        while known != found.settings and time.monotonic() < end:  # a change may let other values of the rest gain
             known = found.settings
             for setting, values in names.items():
                 if time.monotonic() > end:
