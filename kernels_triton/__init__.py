@@ -8,6 +8,7 @@ it before, or pass backend="triton-interpret".
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work
 from .attention.kv_layout import append_kv, gather_kv, gather_kv_work
+from .attention.mla_decode import mla_decode, mla_decode_reference, mla_decode_work
 from .attention.options import AttentionTiles, Prefix
 from .attention.prefill import prefill_attention, prefill_attention_reference, prefill_attention_work
 from .backend.backend import Backend

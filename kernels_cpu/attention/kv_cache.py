@@ -1,5 +1,6 @@
 """Append new keys and values to the paged KV cache that `decode_attention` reads, and copy its blocks."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -243,7 +244,7 @@ def _copy(target: Any, source: Any, blocks: Any, counts: Any) -> None:
 def copy_blocks(target: Operand, source: Operand, blocks: Operand, tokens: Operand) -> None:
     """Copy the first entries of blocks of a paged cache to another cache, one block behind the other.
 
-        target[n, :, :, :tokens[n]] = source[blocks[n], :, :, :tokens[n]]
+        target[n, .., :tokens[n], :] = source[blocks[n], .., :tokens[n], :]
 
     One thread copies, with the GIL released. The other entries of the target stay as they are. A block may be copied
     several times.
@@ -251,9 +252,9 @@ def copy_blocks(target: Operand, source: Operand, blocks: Operand, tokens: Opera
     Parameters
     ----------
     target : (N, K, 2, b, D) fp32, fp16, torch.bfloat16, uint16 that holds bfloat16 bits, or int8, C-contiguous
-        The cache that is written, of the source's dtype. Scales (P, K, 2, b) of an int8 cache are copied as a cache
-        with D = 1.
-    source : (P, K, 2, b, D), C-contiguous
+        The cache that is written, of the source's dtype; of latents, as `mla_decode` reads them, (N, b, D). Scales
+        (P, K, 2, b) of an int8 cache are copied as a cache with D = 1.
+    source : (P, K, 2, b, D), or (P, b, D), C-contiguous
     blocks : (N,) int32, C-contiguous
         Blocks of the source, in 0 .. P - 1.
     tokens : (N,) int64, C-contiguous
@@ -275,19 +276,21 @@ def copy_blocks(target: Operand, source: Operand, blocks: Operand, tokens: Opera
     >>> target.ravel()
     array([4., 0., 6., 0.], dtype=float32)
     """
-    into = writeable("target", checked("target", target, "N K 2 b D", *CACHED, np.int8))
-    of = contiguous("source", checked("source", source, "P K 2 b D", into.dtype))
+    latents = getattr(source, "ndim", 5) == 3
+    axes = "b D" if latents else "K 2 b D"
+    into = writeable("target", checked("target", target, f"N {axes}", *CACHED, np.int8))
+    of = contiguous("source", checked("source", source, f"P {axes}", into.dtype))
     numbers = contiguous("blocks", checked("blocks", blocks, "N", np.int32))
     counts = contiguous("tokens", checked("tokens", tokens, "N", np.int64))
     size = len(of)
-    block, dim = of.shape[3:]
-    if of.shape[2] != 2 or 0 in of.shape[1:]:
+    block, dim = of.shape[-2:]
+    if 0 in of.shape[1:] or not (latents or of.shape[2] == 2):
         raise ValueError(
             f"source must have shape (P, K, 2, b, D) with K, b and D >= 1, not {of.shape}: reshape the cache."
         )
     if into.shape != (numbers.size, *of.shape[1:]):
         raise ValueError(
-            f"target must have shape (N, K, 2, b, D) = {(numbers.size, *of.shape[1:])} of blocks and source, not "
+            f"target must have shape {(numbers.size, *of.shape[1:])} of blocks and source, not "
             f"{into.shape}: allocate one block for each that is copied."
         )
     if counts.shape != numbers.shape:
@@ -300,7 +303,7 @@ def copy_blocks(target: Operand, source: Operand, blocks: Operand, tokens: Opera
                 "blocks of source, and at most b entries of each."
             )
     check_apart("target", into, source=of, blocks=numbers, tokens=counts)
-    rows = 2 * of.shape[1]
+    rows = math.prod(of.shape[1:-2])
     entry = dim * of.itemsize
     _copy(
         into.view(np.uint8).reshape(numbers.size, rows, block * entry),
@@ -340,5 +343,5 @@ def copy_blocks_reference(target: Operand, source: Operand, blocks: Operand, tok
     of = host_array("source", source)
     pairs = zip(host_array("blocks", blocks), host_array("tokens", tokens), strict=True)
     for n, (block, count) in enumerate(pairs):
-        cache[n, :, :, :count] = of[block, :, :, :count]
+        cache[n, ..., :count, :] = of[block, ..., :count, :]
     return cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
@@ -125,36 +127,66 @@ def _compute(
         return torch_path.decode(q, kv, table, lengths, options)
     enter_mode(Backend(backend))
     chosen = AttentionTiles(*tiles) if tiles else attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
-    return _launch(q, kv, table, lengths, options, chosen)
+    _, heads, _, block, dim = kv.shape
+    cached = Cached(kv, block, heads, kv.stride(1), kv.stride(2), dim)
+    return launch(q, cached, table, lengths, options, chosen)
 
 
 _decode = operator("decode_attention", _compute, lambda q, *_rest: q.new_empty(q.shape))
 
 
-def _launch(
+class Cached(NamedTuple):
+    """The places of a token's keys and values in a cache.
+
+    Attributes
+    ----------
+    kv : Tensor
+        The cache; its first dim counts blocks.
+    block : int
+        Tokens in a block [tokens].
+    heads : int
+        Key-value heads.
+    head_stride, value_offset : int
+        Numbers between the rows of one KV head and of the next, and between keys and values; 0 where values are the
+        first numbers of keys.
+    value_dim : int
+    """
+
+    kv: torch.Tensor
+    block: int
+    heads: int
+    head_stride: int
+    value_offset: int
+    value_dim: int
+
+
+def launch(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    cached: Cached,
     table: torch.Tensor,
     lengths: torch.Tensor,
     options: Options,
     tiles: AttentionTiles,
 ) -> torch.Tensor:
+    """Attend with queries (B, H, D) by Triton's kernels: -> (B, H, value_dim)."""
     from .jit_attention import decode, merge
 
     rows, heads, dim = q.shape
-    _, kv_heads, _, size, _ = kv.shape
-    chunks = -(-table.shape[1] * size // tiles.chunk)
-    members = min(tiles.m, power(heads // kv_heads))
-    sums, denominators, maxima = _allocate_chunks(q, chunks)
-    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    group = heads // cached.heads
+    chunks = -(-table.shape[1] * cached.block // tiles.chunk)
+    members = min(tiles.m, power(group))
+    out = torch.empty((rows, heads, cached.value_dim), dtype=q.dtype, device=q.device)
+    sums = torch.empty((rows, heads, chunks, cached.value_dim), dtype=torch.float32, device=q.device)
+    denominators = sums.new_empty(rows, heads, chunks)
+    maxima = sums.new_empty(rows, heads, chunks)
     if not rows:
         return out
-    blocks = head_blocks(dim, dim)
+    blocks = head_blocks(dim, cached.value_dim)
     constants = options.constants
     if chunks:
-        decode[(rows, kv_heads * -(-heads // kv_heads // members), chunks)](
+        decode[(rows, cached.heads * -(-group // members), chunks)](
             q,
-            kv,
+            cached.kv,
             sums,
             denominators,
             maxima,
@@ -162,13 +194,16 @@ def _launch(
             lengths,
             *options.factors,
             *q.stride()[:2],
-            *kv.stride()[:3],
+            cached.kv.stride(0),
+            cached.head_stride,
+            cached.value_offset,
             table.stride(0),
-            KV_HEADS=kv_heads,
-            GROUP=heads // kv_heads,
+            KV_HEADS=cached.heads,
+            GROUP=group,
             **blocks,
-            PAGE=size,
+            PAGE=cached.block,
             **constants,
+            SHARED=not cached.value_offset and cached.value_dim == blocks["D_MAIN"],
             CHUNK=tiles.chunk,
             BLOCK_G=members,
             BLOCK_N=tiles.n,
@@ -191,13 +226,6 @@ def _launch(
         BLOCK=_CHUNKS,
     )
     return out
-
-
-def _allocate_chunks(q: torch.Tensor, chunks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the weighted sums, softmax denominators and maxima of all chunks, in fp32."""
-    rows, heads, dim = q.shape
-    sums = torch.empty((rows, heads, chunks, dim), dtype=torch.float32, device=q.device)
-    return sums, sums.new_empty(rows, heads, chunks), sums.new_empty(rows, heads, chunks)
 
 
 @work_of(decode_attention)

@@ -46,12 +46,14 @@ def _attend(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    SHARED: tl.constexpr,
     CHECKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Add keys low .. end - 1 to the online softmax; a query sees keys up to its own position.
 
-    PAGE is 0 where keys and values are contiguous rows instead of pages.
+    PAGE is 0 where keys and values are contiguous rows instead of pages. With SHARED the first D_MAIN numbers of a key
+    are its value, and are loaded once.
     """
     for start in range(low, end, BLOCK_N):
         at = start + tl.arange(0, BLOCK_N)
@@ -81,7 +83,9 @@ def _attend(
         weights = tl.exp2(scores - new_maximum[:, None])
         denominator = denominator * shrink + tl.sum(weights, 1)
         maximum = new_maximum
-        v = _rows(values + value, live, DV, BLOCK_DV, CHECKED).to(q.dtype)
+        v = k
+        if not SHARED:
+            v = _rows(values + value, live, DV, BLOCK_DV, CHECKED).to(q.dtype)
         acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, denominator, maximum
 
@@ -173,12 +177,12 @@ def prefill(
             acc, denominator, maximum = _attend(
                 acc, denominator, maximum, q_main, q_rest, past + position, keys, values, low, unmasked_end,
                 pages, page_stride, D, D, scale, cap,
-                D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, WINDOW, CAPPED, False, BLOCK_N,
+                D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, WINDOW, CAPPED, False, False, BLOCK_N,
             )  # fmt: skip
         acc, denominator, maximum = _attend(
             acc, denominator, maximum, q_main, q_rest, past + position, keys, values, unmasked_end, past,
             pages, page_stride, D, D, scale, cap,
-            D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, WINDOW, CAPPED, True, BLOCK_N,
+            D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, WINDOW, CAPPED, False, True, BLOCK_N,
         )  # fmt: skip
     keys = k + key_begin * k_row + kv_head * k_head
     values = v + key_begin * v_row + kv_head * v_head
@@ -192,12 +196,12 @@ def prefill(
         acc, denominator, maximum = _attend(
             acc, denominator, maximum, q_main, q_rest, position, keys, values, low, unmasked_end,
             starts, 0, k_row, v_row, scale, cap,
-            D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, 0, WINDOW, CAPPED, False, BLOCK_N,
+            D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, 0, WINDOW, CAPPED, False, False, BLOCK_N,
         )  # fmt: skip
     acc, denominator, maximum = _attend(
         acc, denominator, maximum, q_main, q_rest, position, keys, values, unmasked_end, end,
         starts, 0, k_row, v_row, scale, cap,
-        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, 0, WINDOW, CAPPED, True, BLOCK_N,
+        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, 0, WINDOW, CAPPED, False, True, BLOCK_N,
     )  # fmt: skip
     at = tl.arange(0, BLOCK_DV)
     place = out + (row * tl.num_programs(1) + head)[:, None] * DV + at[None, :]
@@ -232,13 +236,14 @@ def decode(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    SHARED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Attend over one chunk of a sequence's cache, with query heads that share a KV head.
 
-    Chunks begin at multiples of CHUNK, so that the sums do not depend on the rest of the batch.
+    Chunks begin at multiples of CHUNK, so that the sums do not depend on the rest of the batch. SHARED as in `_attend`.
     """
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) % KV_HEADS
@@ -270,12 +275,12 @@ def decode(
     acc, denominator, maximum = _attend(
         acc, denominator, maximum, q_main, q_rest, position, keys, values, low, unmasked_end,
         pages, page_stride, D, D, scale, cap,
-        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, 0, CAPPED, False, BLOCK_N,
+        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, 0, CAPPED, SHARED, False, BLOCK_N,
     )  # fmt: skip
     acc, denominator, maximum = _attend(
         acc, denominator, maximum, q_main, q_rest, position, keys, values, unmasked_end, end,
         pages, page_stride, D, D, scale, cap,
-        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, 0, CAPPED, True, BLOCK_N,
+        D_MAIN, REST, BLOCK_REST, DV, BLOCK_DV, PAGE, 0, CAPPED, SHARED, True, BLOCK_N,
     )  # fmt: skip
     at = tl.arange(0, BLOCK_DV)
     row = (sequence * (KV_HEADS * GROUP) + head) * tl.num_programs(2) + chunk

@@ -137,7 +137,6 @@ def check_cache(kv: torch.Tensor, table: torch.Tensor, q: torch.Tensor, rows: in
         If shape, memory layout or device is another.
     """
     check_tensor("kv", kv)
-    check_tensor("table", table)
     heads, dim = q.shape[1:]
     if kv.ndim != 5 or kv.shape[2] != 2 or 0 in kv.shape[1:] or kv.shape[4] != dim or heads % kv.shape[1]:
         raise ValueError(
@@ -145,6 +144,20 @@ def check_cache(kv: torch.Tensor, table: torch.Tensor, q: torch.Tensor, rows: in
             "the same model."
         )
     check_operand("kv", kv, tuple(kv.shape), FLOATS, q)
+    check_table(table, q, rows)
+
+
+def check_table(table: torch.Tensor, q: torch.Tensor, rows: int) -> None:
+    """Raise unless `table` is (rows, W) int32 on the device of `q`.
+
+    Raises
+    ------
+    TypeError
+        If the dtype is another.
+    ValueError
+        If shape, memory layout or device is another.
+    """
+    check_tensor("table", table)
     if table.ndim != 2 or table.shape[0] != rows:
         raise ValueError(f"table must be ({rows}, W), one row per sequence, not {tuple(table.shape)}: pass one batch.")
     check_operand("table", table, tuple(table.shape), (torch.int32,), q)
@@ -214,7 +227,7 @@ def attention_tiles(kind: str, arch: int, dtype: torch.dtype, dim: int) -> Atten
     """
     bits = "fp32" if dtype is torch.float32 else "16-bit"
     for row in sorted(attention_table(), key=lambda row: -int(row["arch"])):
-        if row["arch"] <= arch and row["dtype"] in (bits, "any") and dim <= row["most_dim"]:
+        if kind in row and row["arch"] <= arch and row["dtype"] in (bits, "any") and dim <= row["most_dim"]:
             return AttentionTiles(*row[kind])
     raise LookupError(f"attention_tiles.json has no row for {dtype} heads of {dim} on sm_{arch}: add one.")
 

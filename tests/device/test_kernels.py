@@ -64,6 +64,10 @@ CALLS: dict[str, tuple[Kernel, tuple[torch.Tensor, ...]]] = {
         (*HEADS, KV, TABLE, LENGTHS),
     ),
     "decode_attention": (kernels.decode_attention, (drawn(B, H, D), KV, TABLE, LENGTHS)),
+    "mla_decode": (
+        lambda *operands, backend: kernels.mla_decode(*operands, value_dim=9, scale=0.2, backend=backend),
+        (drawn(B, H, D), KV[:, 0, 0].contiguous(), TABLE, LENGTHS),
+    ),
     "append_kv": (appended, (KV, SLOTS, drawn(T, K, D), drawn(T, K, D))),
     "gather_kv": (kernels.gather_kv, (KV, SLOTS)),
     "embed": (kernels.embed, (torch.tensor([1, 0, 2]), drawn(V, M))),

@@ -53,13 +53,21 @@ def compiled_prefill(arch: int, dtype: torch.dtype, dim: int, value_dim: int, be
 SCALES = {"scale": "fp32", "cap": "fp32"}
 
 
-def compiled_decode(arch: int, dtype: torch.dtype, dim: int, full: bool) -> Any:
+LATENTS = [(torch.bfloat16, 576, 512), (torch.float16, 288, 256), (torch.float32, 576, 512)]
+LATENT_HEADS = 128
+
+
+def compiled_decode(
+    arch: int, dtype: torch.dtype, dim: int, full: bool, value_dim: int | None = None, heads: int = GROUP
+) -> Any:
+    """Of `heads` query heads per KV head; with a value dim, of latents."""
     tiles, kind = attention_tiles("decode", arch, dtype, dim), TYPES[dtype]
     pointers = {"q": kind, "kv": kind, "sums": "fp32", "denominators": "fp32", "maxima": "fp32", "table": "i32"}
     strides = ("q_row", "q_head", "page_stride", "head_stride", "value_offset", "table_row")
     types = {name: f"*{one}" for name, one in (pointers | {"lengths": "i64"}).items()} | dict.fromkeys(strides, "i32")
-    constants = head_blocks(dim, dim) | {"KV_HEADS": 8, "GROUP": GROUP, "PAGE": PAGE} | (FULL if full else PLAIN)
-    constants |= {"CHUNK": tiles.chunk, "BLOCK_G": min(tiles.m, power(GROUP)), "BLOCK_N": tiles.n}
+    constants = head_blocks(dim, value_dim or dim) | {"GROUP": heads, "PAGE": PAGE} | (FULL if full else PLAIN)
+    constants |= {"KV_HEADS": 1 if value_dim else 8, "SHARED": bool(value_dim)}
+    constants |= {"CHUNK": tiles.chunk, "BLOCK_G": min(tiles.m, power(heads)), "BLOCK_N": tiles.n}
     return built(decode, arch, types | SCALES, constants, tiles.warps, tiles.stages, strides)
 
 
@@ -124,6 +132,9 @@ def main(arch: int) -> None:
         tell("prefill", compiled_prefill(arch, *case), x=TYPES[case[0]], case=str(case))
     for own in DECODES:
         tell("decode", compiled_decode(arch, *own), x=TYPES[own[0]], case=str(own))
+    for dtype, dim, value_dim in LATENTS:
+        kernel = compiled_decode(arch, dtype, dim, False, value_dim, LATENT_HEADS)
+        tell("decode", kernel, x=TYPES[dtype], case=f"latents of {dim}")
     for rows in (1, 1000):
         tell("logits", compiled_logits(arch, rows), x="bf16", case=rows)
     tell("merge", compiled_merge(arch))

@@ -8,6 +8,8 @@ from kernels_triton import (
     Prefix,
     decode_attention,
     decode_attention_reference,
+    mla_decode,
+    mla_decode_reference,
     prefill_attention,
     prefill_attention_reference,
 )
@@ -80,5 +82,22 @@ def decodes(
 def check_decode(case: dict[str, Any], backend: str) -> None:
     """`decode_attention` is as near to float64 as its documentation says."""
     found, want = decode_attention(**case, backend=backend), decode_attention_reference(**case)
+    assert found.dtype is case["q"].dtype
+    assert error(found, want) <= LIMITS[found.dtype]
+
+
+def latents(
+    lengths: list[int], H: int, b: int, D: int, value_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Operands of `mla_decode`."""
+    case = decodes(lengths, H, 1, b, D, dtype, kv_dtype)
+    kv = case["kv"][:, 0, 0].contiguous()
+    of_sequences = {name: case[name] for name in ("q", "table", "lengths")}
+    return of_sequences | {"kv": kv, "value_dim": value_dim, "scale": 0.1}
+
+
+def check_mla_decode(case: dict[str, Any], backend: str) -> None:
+    """`mla_decode` is as near to float64 as its documentation says."""
+    found, want = mla_decode(**case, backend=backend), mla_decode_reference(**case)
     assert found.dtype is case["q"].dtype
     assert error(found, want) <= LIMITS[found.dtype]

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from kernels_triton import AttentionTiles, append_kv, decode_attention, gather_kv, prefill_attention
-from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
+from tests.kernels.attention_at_hand import (
+    check_decode,
+    check_mla_decode,
+    check_prefill,
+    decodes,
+    latents,
+    prompts,
+    with_prefix,
+)
 
 INTERPRET = "triton-interpret"
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -84,6 +92,22 @@ def test_decode(options, dtype):
 )
 def test_decode_of_other_heads(H, K, D, dtype, kv_dtype):
     check_decode(decodes([19, 3], H, K, 4, D, dtype, kv_dtype), INTERPRET)
+
+
+@pytest.mark.parametrize(
+    "H, b, D, value_dim, dtype, kv_dtype",
+    [
+        (20, 4, 48, 32, BF16, BF16),  # the row's first numbers are the value, and are loaded once
+        (3, 7, 24, 16, FP32, FP16),
+        (2, 8, 32, 24, FP32, FP32),  # values that are no power of two are loaded apart
+        (5, 16, 40, 24, FP16, BF16),
+        (2, 1, 16, 16, BF16, FP32),
+        (2, 4, 576, 512, FP32, FP32),  # DeepSeek's
+    ],
+)
+def test_latents(H, b, D, value_dim, dtype, kv_dtype):
+    """Nothing, one token, less and more than a block, and several chunks of 128."""
+    check_mla_decode(latents([0, 1, 17, 130], H, b, D, value_dim, dtype, kv_dtype), INTERPRET)
 
 
 def test_a_decode_does_not_depend_on_its_batch_nor_a_longer_table():

@@ -29,7 +29,7 @@ DRAWS = 4
 TENSORS = [name for name, door in DOORS.items() if "tensor" in door.kinds and name != "rope_table"]
 GIVES = {"rms_norm", "add_rms_norm", "layer_norm", "gated", "rope", "decode_attention", "prefill_attention"}
 GIVES |= {"gather_kv", "fused_moe", "grouped_gemm", "route", "with_shared", "embed", "sampled_logits", "dequantise"}
-GIVES |= {"penalise", "logprobs", "linear"}
+GIVES |= {"penalise", "logprobs", "linear", "mla_decode"}
 """Doors that give gradients; every other one refuses, or has none to give."""
 TRACED = GIVES | {"append_kv", "sample", "quantise"}
 """Doors that torch.compile, FakeTensor and vmap go through; every other one refuses."""

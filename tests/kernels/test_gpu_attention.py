@@ -11,11 +11,21 @@ from kernels_triton import (
     decode_attention,
     decode_attention_work,
     gather_kv,
+    mla_decode,
+    mla_decode_work,
     prefill_attention,
     prefill_attention_work,
 )
 from tests.examples import examples
-from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
+from tests.kernels.attention_at_hand import (
+    check_decode,
+    check_mla_decode,
+    check_prefill,
+    decodes,
+    latents,
+    prompts,
+    with_prefix,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = st.lists(st.integers(0, 19), max_size=4)
@@ -47,6 +57,33 @@ def test_prefill_agrees_with_float64(lengths, given, dtype, data):
 def test_decode_agrees_with_float64(lengths, given, dtype, kv_dtype):
     case = decodes(lengths, 6, 2, 4, 16, dtype, kv_dtype, given.get("window"))
     check_decode(case | given, "torch")
+
+
+@examples(20)
+@given(LENGTHS, st.sampled_from([(24, 16), (16, 16), (20, 3)]), st.sampled_from(DTYPES), st.sampled_from(DTYPES))
+def test_decodes_of_latents_agree_with_float64(lengths, dims, dtype, kv_dtype):
+    check_mla_decode(latents(lengths, 3, 4, *dims, dtype, kv_dtype), "torch")
+
+
+BAD_LATENTS = [
+    ({"kv": lambda kv: kv[:, None]}, ValueError, r"kv must be \(P, b, 24\), not"),
+    ({"kv": lambda kv: kv.double()}, TypeError, "kv must be float32 or float16 or bfloat16"),
+    ({"table": lambda t: t * 0 - 1}, ValueError, r"table\[0, 0\] must be a block of kv in \[0, 4\), not -1"),
+    ({"lengths": lambda n: n + 9}, ValueError, r"lengths\[0\] must be in \[0, 4\], not 13"),
+    ({"value_dim": lambda _: 25}, ValueError, r"value_dim must be in 1 \.\. 24"),
+    ({"value_dim": lambda _: 4.0}, TypeError, r"value_dim must be a whole number, not 4\.0"),
+    ({"scale": lambda _: None}, TypeError, "scale must be a number, not None"),
+    ({"scale": lambda _: float("inf")}, ValueError, "scale must be finite"),
+]
+
+
+@pytest.mark.parametrize("change, kind, message", BAD_LATENTS)
+def test_a_decode_of_latents_names_a_bad_operand_and_its_mend(change, kind, message):
+    case = latents([4, 3], 2, 4, 24, 16, torch.float32)
+    for name, make in change.items():
+        case[name] = make(case[name])
+    with pytest.raises(kind, match=message):
+        mla_decode(**case)
 
 
 def test_the_cpus_kernels_share_the_cache():
@@ -130,3 +167,6 @@ def test_declared_work():
     flops, moved = decode_attention_work(4, 2, 16, context=10, rows=3, kv_itemsize=2, itemsize=4)
     assert flops == 10 * 4 * 2 * (16 + 16)
     assert moved == 10 * 2 * 2 * 16 * 2 + 4 * 3 * 4 * 2 * 16
+    flops, moved = mla_decode_work(4, 24, 16, context=10, rows=3, kv_itemsize=2, itemsize=4)
+    assert flops == 10 * 4 * 2 * (24 + 16)
+    assert moved == 10 * 24 * 2 + 4 * 3 * 4 * (24 + 16)

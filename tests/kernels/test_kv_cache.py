@@ -321,11 +321,11 @@ def test_python_runs_while_rows_are_stored():
     assert any(seen_half_done() for _ in range(20))
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.uint16, np.float16, np.int8]))
-def test_copied_blocks_are_the_references_bit_by_bit(seed, dtype):
+@given(st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.uint16, np.float16, np.int8]), st.booleans())
+def test_copied_blocks_are_the_references_bit_by_bit(seed, dtype, latents):
     random = np.random.default_rng(seed)
     held, kv_heads, block, dim, count = random.integers(1, [5, 4, 9, 12, 8]).tolist()
-    shape = (kv_heads, 2, block, dim)
+    shape = (block, dim) if latents else (kv_heads, 2, block, dim)
     source, target = (
         random.integers(0, 256, (number, *shape, np.dtype(dtype).itemsize), dtype=np.uint8).view(dtype)[..., 0]
         for number in (held, count)
@@ -347,6 +347,7 @@ def test_copied_blocks_are_the_references_bit_by_bit(seed, dtype):
         ("tokens", np.array([1, 1]), "tokens must have shape"),
         ("target", np.zeros((2, 1, 2, 4, 3), np.float32), "target must have shape"),
         ("source", np.zeros((2, 1, 1, 4, 3), np.float32), "source must have shape"),
+        ("source", np.zeros((2, 4, 3), np.float32), r"target must have shape \(N, b, D\)"),
     ],
 )
 def test_blocks_that_cannot_be_copied_are_refused_and_the_target_stays(name, value, match):

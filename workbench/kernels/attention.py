@@ -1,4 +1,4 @@
-"""Decode attention over the paged cache and the append into it, by Numba, torch or Triton."""
+"""Decode attention over the paged caches and the append into them, by Numba, torch or Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernels_cpu.arguments import Operand, SameKind
     from kernels_triton import AttentionTiles
 
-__all__ = ["append_kv", "decode_attention", "decode_attention_reference"]
+__all__ = ["append_kv", "decode_attention", "decode_attention_reference", "mla_decode", "mla_decode_reference"]
 
 
 def decode_attention(
@@ -144,6 +144,98 @@ def decode_attention_reference(
     import kernels_triton
 
     return kernels_triton.decode_attention_reference(q, kv, table, lengths, **options)  # type: ignore[arg-type]
+
+
+def mla_decode(
+    q: SameKind,
+    kv: Operand,
+    table: Operand,
+    lengths: Operand,
+    *,
+    value_dim: int = 512,
+    scale: float,
+    threads: int | None = None,
+    path: CodePath | None = None,
+    out: SameKind | None = None,
+    tiles: AttentionTiles | None = None,
+    backend: str | None = None,
+) -> SameKind:
+    """Multi-head latent attention of one new token per sequence, with absorbed projections (DeepSeek).
+
+        out[s, h] = softmax(scale * q[s, h] . C[s]) C[s][:, :value_dim]
+
+    All heads share one cached row per token: the compressed latent, which is also the value, then the rotated key.
+    Numba and Triton compute it as `decode_attention`, with one KV head.
+
+    Parameters
+    ----------
+    q : (B, H, D) fp32, fp16 or bf16; fp32 where `threads`, `path` or `out` is given
+        Absorbed queries: `value_dim` latent dims, then the rotated ones; D = 576 for DeepSeek-V2 and V3. On a GPU
+        D >= 16.
+    kv : (P, b, D) fp32, fp16, bf16 (uint16 that holds its bits in arrays); contiguous
+        The cache: b rows per block. Slots past a length are never read.
+    table : (B, W) int32, contiguous
+        Blocks of each sequence in order; entries past ceil(length / b) are never read.
+    lengths : (B,) int32 or int64
+        Tokens in each sequence [tokens], in 0 .. W * b, with zeros for 0; from 1 where `threads`, `path` or `out` is
+        given. On a GPU table and lengths are not checked.
+    value_dim : int
+        Number of leading dims of a row that are its value.
+    scale : float
+        Factor of the scores. There is no default, since it depends on the dims before absorption: 1 / sqrt(192) for
+        DeepSeek-V2 and V3 without YaRN's factor.
+    threads, path, tiles, backend
+        As of `decode_attention`.
+    out : (B, H, value_dim) fp32, contiguous, optional
+        Memory for the result, on the CPU.
+
+    Returns
+    -------
+    (B, H, value_dim) of q's kind and type
+        `out` if given. Errors as of `decode_attention`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `decode_attention`.
+
+    Examples
+    --------
+    >>> kv = np.zeros((1, 4, 3), np.float32)
+    >>> kv[0, 0] = [3, 5, 7]
+    >>> q, table = np.ones((1, 1, 3), np.float32), np.zeros((1, 1), np.int32)
+    >>> mla_decode(q, kv, table, np.ones(1, np.int64), value_dim=2, scale=1.0)
+    array([[[3., 5.]]], dtype=float32)
+    """
+    options: dict[str, Any] = {"value_dim": value_dim, "scale": scale}
+    numba = {"threads": threads, "path": path, "out": out}
+    others = {"tiles": tiles, "backend": backend}
+    plain = all(value is None for value in (numba | others).values())
+    through_torch = plain and (_half(q) or _has_empty(q, lengths))
+    if not through_torch and directly(q, numba, others, kv, table, lengths):
+        return kernels_cpu.mla_decode(q, kv, table, lengths, **options, threads=threads, path=path, out=out)
+    attend = for_tensors("mla_decode")
+    found: SameKind = computed(attend, q, kv, table, lengths, **options, tiles=tiles, backend=backend)
+    return found
+
+
+def mla_decode_reference(
+    q: Operand, kv: Operand, table: Operand, lengths: Operand, *, value_dim: int = 512, scale: float
+) -> Any:
+    """Compute `mla_decode` in float64, the oracle of its tests: -> (B, H, value_dim) float64 of q's kind.
+
+    Examples
+    --------
+    >>> q, kv = np.ones((1, 1, 3)), np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    >>> mla_decode_reference(q, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64), value_dim=2, scale=1.0)
+    array([[[0., 1.]]])
+    """
+    if isinstance(q, np.ndarray):
+        return kernels_cpu.mla_decode_reference(q, kv, table, lengths, value_dim=value_dim, scale=scale)
+    import kernels_triton
+
+    reference: Any = kernels_triton.mla_decode_reference
+    return reference(q, kv, table, lengths, value_dim=value_dim, scale=scale)
 
 
 def append_kv(
