@@ -1,9 +1,9 @@
-"""Copies of experts' weights in the layout of `weights`, rounded to the format that is asked for."""
+"""Copies of experts' weights in the layout of `weights`, rounded to the format that is asked for, and back in rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from ..codegen.compiled import compiled
 from ..codegen.rounding import bfloat16_pairs
 from ..declarations import public
 from ..machine.huge_pages import empty_in_huge_pages
-from .weights import GROUP, LINE, MXFP4_GROUP, ROWS, Format, Matrices, PackedExperts, check_layer
+from .weights import GROUP, LINE, MXFP4_GROUP, ROWS, Format, Matrices, PackedExperts, check_layer, stored_numbers
 
 _STREAMS = 4
 """Streams in which a block may be read side by side; without groups the number of steps is a multiple of it."""
@@ -23,6 +23,8 @@ _MXFP4_BOUNDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
 _MXFP4_BOUNDS[1::2] = np.nextafter(_MXFP4_BOUNDS[1::2], np.float32(0))  # a tie goes to the code that is even
 _PACKED_FROM = (np.float32, np.uint16, np.float16)
 """Types of matrices that can be packed; uint16 holds bfloat16 bits."""
+_IN_ROWS: dict[Format, Any] = {Format.INT8: np.int8, Format.INT4: np.uint8}
+"""Types of matrices in the layout of `QuantisedRows`."""
 
 
 @public
@@ -328,3 +330,69 @@ def _round(full: Any, zero: int, halves: bool, words: Any, scales: Any) -> bool:
                 word = np.uint32(fours[2 * s] | np.uint32(fours[2 * s + 1] << np.uint32(4))) if halves else fours[s]
                 words[g * steps + s, row] = word
     return True
+
+
+@public
+class QuantisedRows(NamedTuple):
+    """One matrix of w = value * scale per expert, in the layout of `Quantised`.
+
+    values (E, R, C) int8; or (E, R, C / 2) uint8, two numbers + 8 per byte: byte i of a group of G holds number i in
+    its lower and number i + G / 2 in its upper half. scales (E, R, C / G) fp32.
+    """
+
+    values: NDArray[Any]
+    scales: NDArray[np.float32]
+
+
+@public
+def experts_in_rows(experts: PackedExperts) -> tuple[QuantisedRows, QuantisedRows]:
+    """Copy experts in INT8 or INT4 into rows, with the same numbers and scales.
+
+    Parameters
+    ----------
+    experts : PackedExperts
+
+    Returns
+    -------
+    gate_up, down : QuantisedRows
+        ``Quantised(*map(torch.from_numpy, gate_up))`` is what `fused_moe` takes of tensors on a GPU.
+
+    Raises
+    ------
+    ValueError
+        If the experts are in another format, or the last group of a row is not full.
+
+    Examples
+    --------
+    >>> packed = pack_experts(np.ones((1, 16, 8), np.float32), np.ones((1, 8, 8), np.float32), format="int8", group=8)
+    >>> gate_up, down = experts_in_rows(packed)
+    >>> gate_up.values.shape, int(gate_up.values.max()), down.scales.shape
+    ((1, 16, 8), 127, (1, 8, 1))
+    """
+    return _in_rows("gate_up", experts.gate_up), _in_rows("down", experts.down)
+
+
+def _in_rows(name: str, matrices: Matrices) -> QuantisedRows:
+    if matrices.format not in _IN_ROWS:
+        raise ValueError(
+            f"{name} must be in INT8 or INT4, not in {matrices.format.name}: pass the matrices that were packed."
+        )
+    if matrices.dim % matrices.group:
+        raise ValueError(
+            f"{name} must have columns that fill groups of {matrices.group}, not {matrices.dim}: pack with a group "
+            "that divides them."
+        )
+    count = len(matrices.words)
+    groups = matrices.dim // matrices.group
+    halves = matrices.format is Format.INT4
+    values = empty_in_huge_pages((count, matrices.rows, matrices.dim // (1 + halves)), _IN_ROWS[matrices.format])
+    scales = empty_in_huge_pages((count, matrices.rows, groups), np.float32)
+    for expert in range(count):
+        numbers = stored_numbers(matrices, expert)[: matrices.rows]
+        if halves:
+            both = numbers.reshape(matrices.rows, groups, 2, -1)
+            values[expert] = (both[:, :, 0] | both[:, :, 1] << 4).reshape(matrices.rows, -1)
+        else:
+            values[expert] = (numbers ^ np.uint8(128)).view(np.int8)
+        scales[expert] = matrices.scales[expert].transpose(0, 2, 1).reshape(-1, groups)[: matrices.rows]
+    return QuantisedRows(values, scales)

@@ -189,21 +189,32 @@ def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.floa
 
 
 def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
-    words = matrices.words[expert].transpose(0, 2, 1).reshape(-1, matrices.words.shape[2])
     stored = matrices.format
-    if stored is Format.FP32:
-        values = float64("words", words.view(np.float32))
-    elif stored is Format.BF16:
-        values = float64("words", np.ascontiguousarray(words).view(np.uint16))
+    if not stored.scaled:
+        words = _words(matrices, expert)
+        floats = words.view(np.float32 if stored is Format.FP32 else np.uint16)
+        values = float64("words", floats)
     else:
-        numbers = np.ascontiguousarray(words).view(np.uint8)
-        if stored.per_word == 8:
-            fours = numbers.reshape(len(words), -1, 4)
-            numbers = np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(words), -1)
+        numbers = stored_numbers(matrices, expert)
         if stored is Format.MXFP4:
             numbers = np.array(MXFP4_BYTES)[numbers]
-        scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(words), -1)
+        scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(numbers), -1)
         if stored is Format.MXFP4:
             scales = np.where(scales > 0, 2.0 ** (scales.astype(float) - 127), 0)
         values = (numbers.astype(float) - stored.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
     return np.asarray(values[: matrices.rows, : matrices.dim], np.float64)
+
+
+def stored_numbers(matrices: Matrices, expert: int) -> NDArray[np.uint8]:
+    """The numbers of an expert in a format with scales, as they are stored, in rows with their padding."""
+    numbers = _words(matrices, expert).view(np.uint8)
+    if matrices.format.per_word == 4:
+        return numbers
+    fours = numbers.reshape(len(numbers), -1, 4)
+    return np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(numbers), -1)
+
+
+def _words(matrices: Matrices, expert: int) -> NDArray[np.uint32]:
+    """The words of an expert in rows, with their padding."""
+    steps = matrices.words.shape[2]
+    return np.ascontiguousarray(matrices.words[expert].transpose(0, 2, 1).reshape(-1, steps))

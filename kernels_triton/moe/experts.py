@@ -282,8 +282,12 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
             raise ValueError(f"{name} must be contiguous and on {x.device} as x: call .contiguous() or move it.")
 
 
+LEFT_OUT = -1
+"""The page of an expert that is computed elsewhere: it adds nothing here."""
+
+
 def check_chosen(chosen: Collection[int], pages: torch.Tensor | None, held: int) -> None:
-    """Raise if a chosen expert does not exist or is not on a page.
+    """Raise if a chosen expert does not exist, or is not on a page and not left out.
 
     Raises
     ------
@@ -294,8 +298,8 @@ def check_chosen(chosen: Collection[int], pages: torch.Tensor | None, held: int)
     for expert in chosen:
         if not 0 <= expert < experts:
             raise ValueError(f"ids must be experts in [0, {experts}), not {expert}: correct the routing.")
-        if pages is not None and not 0 <= pages[expert] < held:
+        if pages is not None and not LEFT_OUT <= pages[expert] < held:
             raise ValueError(
-                f"pages[{expert}] must be one of the {held} pages held, not {pages[expert]}, since a token chose "
-                f"expert {expert}: fetch it first."
+                f"pages[{expert}] must be one of the {held} pages held, or {LEFT_OUT}, not {pages[expert]}, since a "
+                f"token chose expert {expert}: fetch it first."
             )

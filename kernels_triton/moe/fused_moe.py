@@ -55,8 +55,9 @@ def fused_moe(
         Function of gate and up projection: see `Activation`.
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
     pages : (E,) int32 or int64, optional
-        Page of each expert in weights and biases, by default page e for expert e. Pages of experts that no token chose
-        are never read: their transfer may still be under way.
+        Page of each expert in weights and biases, by default page e for expert e; -1 for an expert that is computed
+        elsewhere and adds nothing. Pages of experts that no token chose are never read: their transfer may still be
+        under way.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 

@@ -13,6 +13,7 @@ from ..backend.operators import check_tensor, operator
 from ..declarations import operation, reference_of, work_of
 from . import torch_path
 from .experts import (
+    LEFT_OUT,
     Activation,
     Quantised,
     Weights,
@@ -60,7 +61,8 @@ def grouped_gemm(
         Factors of the rows, by default 1.
     bias : (P, N) of x's type, optional
     pages : (E,) int32 or int64, optional
-        Page of each expert, by default page e for expert e. Pages of experts that no token chose are never read.
+        Page of each expert, by default page e for expert e; -1 for an expert whose rows are zero. Pages of experts that
+        no token chose are never read.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
@@ -310,6 +312,8 @@ def grouped_gemm_reference(
     tokens, chosen = ids.shape
     for t, j in itertools.product(range(tokens), range(chosen)):
         page = int(ids[t, j]) if pages is None else int(pages[ids[t, j].long()])
+        if pages is not None and page == LEFT_OUT:
+            continue
         matrix = matrix_on(matrices, page, torch.float64)
         row = x[t].double() if x.ndim == 2 else x[t, j].double()
         out[t, j] = matrix @ row + (0 if bias is None else bias[page].double())

@@ -13,6 +13,8 @@ CLAMPED = tl.constexpr(3)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
 LIMIT = tl.constexpr(7.0)  # of GPT-OSS
 STEEPNESS = tl.constexpr(1.702)
+LEFT_OUT = tl.constexpr(-1)
+"""The page of an expert that is computed elsewhere."""
 
 
 @triton.jit
@@ -91,7 +93,7 @@ def grouped(
     """Multiply rows of pairs with their experts' matrices; `weight` is a descriptor with TMA, else a pointer.
 
     Program i of n computes tiles i, i + n, ...: a single tile where there are as many programs as tiles. Blocks of an
-    expert that does not exist, or that is on no page, become NaN.
+    expert that does not exist, or that is on no page, become NaN; those of an expert whose page is -1 become zero.
     """
     blocks = (tl.load(rows) // BLOCK_M).to(tl.int32)
     across = tl.cdiv(N, BLOCK_N)
@@ -104,9 +106,11 @@ def grouped(
         block, column = _tile_of(tile, blocks, across, GROUP_M)
         page = tl.load(experts + block).to(tl.int64)
         if PAGED:
-            page = tl.load(pages + page, mask=page < E, other=-1).to(tl.int64)
+            page = tl.load(pages + page, mask=page < E, other=P).to(tl.int64)
+        left_out = page == LEFT_OUT
         held = (page >= 0) & (page < P)
         page = tl.where(held, page, 0)
+        end = tl.where(left_out, 0, stored)
         row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         pair = tl.load(pairs + row).to(tl.int64)
         live = pair < n
@@ -127,7 +131,7 @@ def grouped(
         up_scales = scales + ups * scale_row
         total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         total_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for start in range(0, stored, STEP):
+        for start in range(0, end, STEP):
             at = start + tl.arange(0, STEP)
             group = start // RUN
             first = at + group * (GROUP - RUN)
@@ -161,6 +165,7 @@ def grouped(
         if WEIGHTED:
             total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
         total = tl.where(held, total, float("nan"))  # ids are not checked on the host: an invalid one gives NaN
+        total = tl.where(left_out, 0.0, total)
         place = out + pair[None, :] * out_stride + columns[:, None]
         tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
 

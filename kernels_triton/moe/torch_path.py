@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from ..backend.products import has_products, product
-from .experts import Activation, Weights, activate, check_chosen, matrix_on
+from .experts import LEFT_OUT, Activation, Weights, activate, check_chosen, matrix_on
 
 
 class Segment(NamedTuple):
@@ -36,17 +36,21 @@ _FILLED = 8
 
 
 def _sorted(ids: torch.Tensor, pages: torch.Tensor | None, held: int) -> tuple[torch.Tensor, list[Segment]]:
-    """Sort the pairs by expert; return their order and each expert's segment."""
+    """Sort the pairs by expert; return their order and each expert's segment, without those of experts left out."""
     sort = _sort_few if ids.numel() <= _FEW else _sort_many
     order, counts = sort(ids.reshape(-1))
     check_chosen(counts, pages, held)
     segments = []
+    parts = []
     begin = 0
-    for expert, count in counts.items():
+    for (expert, count), pairs in zip(counts.items(), order.split([*counts.values()]), strict=True):
         page = expert if pages is None else int(pages[expert])
+        if page == LEFT_OUT:
+            continue
         segments.append(Segment(page, begin, begin + count))
+        parts.append(pairs)
         begin += count
-    return order, segments
+    return (order if len(parts) == len(counts) else torch.cat([order[:0], *parts])), segments
 
 
 def _sort_few(ids: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
@@ -132,7 +136,7 @@ def multiply(
     """Compute `grouped_gemm` of checked operands, one row per pair: -> (T k, N)."""
     order, segments = _sorted(ids, pages, matrices.shape[0])
     rows = x.flatten(0, -2).index_select(0, order // ids.shape[1] if x.ndim == 2 else order)
-    out = x.new_empty(ids.numel(), matrices.shape[1])
+    out = x.new_zeros(ids.numel(), matrices.shape[1])
     for segment in segments:
         own = slice(segment.begin, segment.end)
         answer = _product(_filled(rows[own]), matrices, bias, [segment])

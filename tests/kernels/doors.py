@@ -210,6 +210,20 @@ def _numba_decode(random: Random) -> Operands:
 
 
 def _mla_decode(random: Random) -> Operands:
+    lengths = [random.choice((0, 1, 2, 9)) for _ in range(random.choice((0, 1, 3)))]
+    H, (D, values) = 2, random.choice(((24, 16), (32, 24), (16, 16)))
+    kv, table = cache(random, lengths, 1, 4, D, random.choice(FLOATS), [0] * len(lengths))
+    return {
+        "q": numbers(random, random.choice(FLOATS), len(lengths), H, D),
+        "kv": kv[:, 0, 0].contiguous(),
+        "table": table,
+        "lengths": torch.tensor(lengths, dtype=_index(random)),
+        "value_dim": values,
+        "scale": 0.2,
+    }
+
+
+def _numba_mla_decode(random: Random) -> Operands:
     lengths = [random.choice((1, 2, 9)) for _ in range(random.choice((0, 1, 3)))]
     H, D, values = 2, 24, 16
     kv, table = cache(random, lengths, 1, 4, D, random.choice(FLOATS), [0] * len(lengths))
@@ -331,14 +345,15 @@ def _copy_blocks(random: Random) -> Operands:
     dtype, N = random.choice((*FLOATS, torch.int8)), random.choice((0, 1, 3, 7))
     blocks = torch.tensor([random.randrange(P) for _ in range(N)], dtype=torch.int32)
     tokens = torch.tensor([random.randint(0, b) for _ in range(N)], dtype=torch.int64)
-    cells = {name: _cells(random, dtype, held, K, 2, b, D) for name, held in (("target", N), ("source", P))}
+    row = random.choice(((K, 2, b, D), (b, D)))
+    cells = {name: _cells(random, dtype, held, *row) for name, held in (("target", N), ("source", P))}
     return cells | {"blocks": blocks, "tokens": tokens}
 
 
 def _copied(target: torch.Tensor, source: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor) -> Answer:
     after = wide(target)
     for n, (block, count) in enumerate(zip(blocks.tolist(), tokens.tolist(), strict=True)):
-        after[n, :, :, :count] = wide(source)[block, :, :, :count]
+        after[n, ..., :count, :] = wide(source)[block, ..., :count, :]
     return (after,)
 
 
@@ -353,8 +368,8 @@ def _routing(random: Random, T: int, E: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _paged(random: Random, E: int, held: int) -> torch.Tensor:
-    """A page per expert; some have the same."""
-    return torch.tensor([random.randrange(held) for _ in range(E)], dtype=_index(random))
+    """A page per expert; some have the same, others none."""
+    return torch.tensor([random.randrange(-1, held) for _ in range(E)], dtype=_index(random))
 
 
 def _fused_moe(random: Random) -> Operands:
@@ -722,7 +737,8 @@ NORMS = _without(kernels.rms_norm_reference)
 GATES = _without(kernels.gated_reference)
 TURNS = _without(kernels.rope_reference)
 DECODES = _into_out(_without(kernels_cpu.decode_attention_reference, "threads", "path", "out"))
-LATENT_DECODES = _into_out(_without(kernels_cpu.mla_decode_reference, "threads", "path", "out"))
+NUMBAS_LATENT_DECODES = _into_out(_without(kernels_cpu.mla_decode_reference, "threads", "path", "out"))
+LATENT_DECODES = _without(kernels.mla_decode_reference)
 PAGED_DECODES = _without(kernels.decode_attention_reference)
 PROMPTS = _without(kernels.prefill_attention_reference)
 LAYERS = _without(_layer_reference)
@@ -748,7 +764,10 @@ DOORS = {
     "kernels_cpu.decode_attention": Door(
         _numba_decode, kernels_cpu.decode_attention, DECODES, at_most(3e-6), OUT, BOTH
     ),
-    "mla_decode": Door(_mla_decode, kernels.mla_decode, LATENT_DECODES, at_most(3e-6), OUT, BOTH),
+    "kernels_cpu.mla_decode": Door(
+        _numba_mla_decode, kernels_cpu.mla_decode, NUMBAS_LATENT_DECODES, at_most(3e-6), OUT, BOTH
+    ),
+    "mla_decode": Door(_mla_decode, kernels.mla_decode, LATENT_DECODES, TWICE_Q, kinds=BOTH, backends=TORCH),
     "decode_attention": Door(
         _decode_attention, kernels.decode_attention, PAGED_DECODES, TWICE_Q, kinds=BOTH, backends=TORCH
     ),
@@ -794,6 +813,12 @@ DISPATCHED = {
     "decode_attention with Numba's arguments": replace(
         DOORS["kernels_cpu.decode_attention"],
         call=kernels.decode_attention,
+        limit=_by("q", TWICE | {FP32: 3e-6}),
+        backends=(None, None, None, "torch"),
+    ),
+    "mla_decode with Numba's arguments": replace(
+        DOORS["kernels_cpu.mla_decode"],
+        call=kernels.mla_decode,
         limit=_by("q", TWICE | {FP32: 3e-6}),
         backends=(None, None, None, "torch"),
     ),

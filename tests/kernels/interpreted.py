@@ -106,6 +106,16 @@ def test_pages_in_any_order_and_nan_where_nothing_may_be_read():
     check(paged(layer(6, 72, 40, 16, 2, BF16)), INTERPRET)
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_an_expert_that_is_left_out_adds_nothing(dtype):
+    case = paged(layer(9, 72, 40, 6, 3, dtype))
+    case |= {"gate_up_bias": torch.randn(len(case["gate_up"]), 80).to(dtype)}
+    case["pages"][[1, 4]] = -1
+    case["ids"][2] = torch.tensor([1, 4, 1])
+    check(case, INTERPRET)
+    assert not fused_moe(**case, backend=INTERPRET)[2].any()
+
+
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "swiglu-clamped"])
 def test_nan_in_a_token_stays_in_its_row(activation):
     case = layer(9, 40, 24, 2, 2, FP32) | {"activation": activation}

@@ -118,7 +118,11 @@ BAD = [
     ({"weights": lambda w: w.half()}, TypeError, "weights must be fp32, not torch.float16"),
     ({"weights": lambda w: w[:, :1].contiguous()}, ValueError, r"weights must be \(4, 2\) as ids, not \(4, 1\)"),
     ({"pages": lambda _: torch.zeros(5)}, ValueError, r"pages must be \(E,\) int32 or int64"),
-    ({"pages": lambda _: torch.full((5,), -1)}, ValueError, r"pages\[\d\] must be one of the 5 pages held, not -1"),
+    (
+        {"pages": lambda _: torch.full((5,), -2)},
+        ValueError,
+        r"pages\[\d\] must be one of the 5 pages held, or -1, not",
+    ),
     ({"down_bias": lambda _: torch.zeros(5, 3)}, ValueError, r"down_bias must be \(5, 64\) torch.float32"),
     ({"activation": lambda _: "relu"}, ValueError, "activation must be 'swiglu', 'geglu', 'swiglu-clamped', not"),
     ({"backend": lambda _: "triton"}, ValueError, "backend 'triton' needs GPU tensors, not cpu: move them"),

@@ -23,7 +23,7 @@ from kernels_cpu.experts.weights import ROWS
 from kernels_cpu.machine.features import has
 from kernels_triton import AttentionTiles, Routing
 from kernels_triton.backend.operators import check_tensor, operator
-from kernels_triton.moe.experts import Activation, Weights, check_chosen
+from kernels_triton.moe.experts import LEFT_OUT, Activation, Weights, check_chosen
 from kernels_triton.moe.fused_moe import check_moe
 
 _TORCH = "torch"
@@ -149,6 +149,26 @@ def decode_attention(
     return out
 
 
+def mla_decode(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    value_dim: int = 512,
+    scale: float,
+    tiles: AttentionTiles | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Compute `mla_decode` of tensors."""
+    if not _in_numba(backend, _HEADS, q, kv=kv, table=table, lengths=lengths) or kv.dtype not in _HEADS:
+        return kernels_triton.mla_decode(
+            q, kv, table, lengths, value_dim=value_dim, scale=scale, tiles=tiles, backend=backend
+        )
+    out: torch.Tensor = _mla_decode(q, kv, table, lengths, value_dim, scale)
+    return out
+
+
 def fused_moe(
     x: torch.Tensor,
     gate_up: Weights,
@@ -258,14 +278,33 @@ def _compute_decode(
     sinks: torch.Tensor | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attend by Numba's kernel, whose cache has the same blocks; sequences of no token give zeros."""
+    """Attend by Numba's kernel, whose cache has the same blocks."""
     attend = partial(kernels_cpu.decode_attention, scale=scale, window=window, sinks=sinks, softcap=softcap)
+    return _attended(attend, q, kv, table, lengths, q.shape[-1])
+
+
+def _compute_mla(
+    q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, value_dim: int, scale: float
+) -> torch.Tensor:
+    attend = partial(kernels_cpu.mla_decode, value_dim=value_dim, scale=scale)
+    return _attended(attend, q, kv, table, lengths, value_dim)
+
+
+def _attended(
+    attend: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    width: int,
+) -> torch.Tensor:
+    """Attend by a wrapper of Numba's package, which takes no sequence of no token; these give zeros."""
     queries = q.float().contiguous()
     filled = lengths != 0
     fits = lengths.shape == table.shape[:1] == q.shape[:1]
     if not fits or bool(filled.all()):  # Numba's wrapper raises for shapes that disagree
         return attend(queries, kv, table, lengths).to(q.dtype)
-    out = torch.zeros(q.shape, dtype=q.dtype)
+    out = torch.zeros((*q.shape[:2], width), dtype=q.dtype)
     out[filled] = attend(queries[filled], kv, table[filled], lengths[filled]).to(q.dtype)
     return out
 
@@ -279,7 +318,8 @@ def _compute_experts(
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute experts by Numba's kernel, with fp32 activations; each token's sum is in the given order."""
-    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two numbers
+    in_words = gate_up.data_ptr() % 4 == down.data_ptr() % 4 == 0  # Numba's kernel reads words of two numbers
+    if not in_words or (pages is not None and bool((pages == LEFT_OUT).any())):
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
@@ -333,6 +373,14 @@ _decode = _registered(
         q, kv, table, lengths, scale=scale, window=window, sinks=sinks, softcap=softcap, backend=_TORCH
     ),
     lambda q, *_rest: q.new_empty(q.shape),
+)
+_mla_decode = _registered(
+    "mla_decode",
+    _compute_mla,
+    lambda q, kv, table, lengths, value_dim, scale: kernels_triton.mla_decode(
+        q, kv, table, lengths, value_dim=value_dim, scale=scale, backend=_TORCH
+    ),
+    lambda q, _kv, _table, _lengths, value_dim, _scale: q.new_empty(*q.shape[:2], value_dim),
 )
 _experts = _registered(
     "fused_moe",

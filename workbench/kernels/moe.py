@@ -157,8 +157,8 @@ def fused_moe(
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
         Biases; of packed experts both or none, of fp32 or bf16.
     pages : (E,) int32 or int64, optional
-        Page of each expert of a pair, by default page e for expert e. Pages of experts that no token chose are never
-        read: their transfer may still be under way.
+        Page of each expert of a pair, by default page e for expert e; -1 for an expert that is computed elsewhere and
+        adds nothing. Pages of experts that no token chose are never read: their transfer may still be under way.
     exact : bool
         Keep activations in fp32 for any number of tokens with packed FP32 and BF16 weights: other tokens of the batch
         then change a token's result only by the order of its fp32 sums.
