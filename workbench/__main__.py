@@ -238,6 +238,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=_count, default=64, help="most requests that run at once (default: 64)")
     parser.add_argument("--max-tokens", type=_count, default=256, help="where a request says nothing (default: 256)")
     parser.add_argument("--scheduler", default="ResourceAware", help="its name (default: ResourceAware)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: on the NVIDIA card too")
 
 
 def _port(text: str) -> int:
@@ -354,7 +355,8 @@ def _llm(options: argparse.Namespace) -> LLM:
     from workbench.jobs import LLM
     from workbench.scheduler.registry import scheduler_of
 
-    return LLM(options.model, weights=options.weights, kv=options.kv, scheduler=scheduler_of(options.scheduler))
+    scheduler = scheduler_of(options.scheduler)
+    return LLM(options.model, weights=options.weights, kv=options.kv, scheduler=scheduler, device=options.device)
 
 
 def _generate(options: argparse.Namespace) -> None:

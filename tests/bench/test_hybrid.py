@@ -11,7 +11,7 @@ from tests.device.streams import Adversary
 from tests.live.world import TINY, machine
 from workbench.bench.hybrid import bench, passes, tokens
 from workbench.bench.live import overlap
-from workbench.engine import live
+from workbench.engine.devices import opening
 from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.hardware import Machine
 from workbench.hardware.profile import Cores
@@ -35,8 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bench, "SETTINGS", ((4, 32), (3, 40)))
     monkeypatch.setattr(bench, "ROUNDS", 1)
     monkeypatch.setattr(overlap, "STEADY", 2)
-    for module in (live, passes):
-        monkeypatch.setattr(module, "CudaDriver", lambda limit=None: RehearsedDriver(limit, cuda=card, name="sim"))
+    monkeypatch.setattr(opening, "CudaDriver", lambda limit=None: RehearsedDriver(limit, cuda=card, name="sim"))
     return tmp_path / "out"
 
 

@@ -20,23 +20,43 @@ from tests.device.rehearsal import RehearsedDriver, rehearsed
 from tests.device.streams import Adversary, LostError
 from tests.examples import DEEP
 from tests.live.conftest import MakeModel
+from tests.live.test_expert_sets import CASES as CASES_OF_SETS
+from tests.live.test_expert_sets import of_case
 from tests.live.test_stacks import ASKED, SCHEDULERS
 from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, scenario
 from tests.systems import STACKS
 from workbench.core.errors import CapacityError, EngineError, ScenarioError, StoppedError
-from workbench.engine import live
+from workbench.engine.devices import opening
 from workbench.engine.devices.cuda import CudaStream
 from workbench.engine.devices.driver import Stream
 from workbench.engine.lanes.executor import Executor
 from workbench.engine.lanes.lane import Job
 from workbench.engine.lanes.transfer import Transfer, copy_over
+from workbench.engine.loading.stored import packed_of
+from workbench.engine.loading.tensors import Tensors
+from workbench.engine.model import ops
+from workbench.engine.model.few_rows import FewRows
 from workbench.engine.model.forward import Forward
+from workbench.kernels import Quantised, dequantise, experts_in_rows
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, Stack, cpu, gpu, load, offload
+from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import WEIGHTS, Node, NodeKind
-from workbench.schedules import Schedule, Sequential
+from workbench.schedules import Overlap, Schedule, Sequential
 from workbench.schedules.plan import Task
-from workbench.stages import Op, attention, combine, experts, moe, out_proj, qkv, route
+from workbench.stages import (
+    Op,
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
 
 ANY = ("all_gpu", "all_cpu", "flexgen_s4", "vslpipe", "experts_on_cpu", "both_on_cpu", "deferring")
 WAYS: dict[str, tuple[Pipeline | Stack, Schedule]] = {
@@ -66,7 +86,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RehearsedDriv
             drivers.append(rehearsed(adversary, total=1 << 34, limit=limit))
             return drivers[-1]
 
-        monkeypatch.setattr(live, "CudaDriver", make)
+        monkeypatch.setattr(opening, "CudaDriver", make)
         return drivers
 
     return use
@@ -98,6 +118,99 @@ def test_tokens_are_the_hosts(name: str, scheduler: int, seed: int, four: ModelC
     assert found.backend.startswith("gpu lane on rehearsal")
 
 
+LATENT: dict[str, Pipeline] = {
+    "all on the card": gpu(qkv, attention, out_proj, moe),
+    "all streamed": fetch(weights) | gpu(qkv, attention, out_proj, moe),
+    "latents fetched": fetch(experts.weights, kv) | gpu(qkv, attention, out_proj, moe),
+    "experts on the CPU": WIRED["experts_on_cpu"],
+    "decodes on the CPU": gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe),
+    "attention on the CPU": cpu(qkv, attention, out_proj) >> load >> gpu(moe) >> offload,
+}
+"""Pipelines in which prompt attention has the weights of the projections around it."""
+
+
+OF_LATENTS = [
+    (name, scheduler)
+    for name, scheduler in itertools.product(LATENT, range(len(SCHEDULERS)) if DEEP else (0, 3))
+    if scheduler < 3 or name != "decodes on the CPU"  # which takes no prompts in pieces
+]
+
+
+@pytest.mark.parametrize(("name", "scheduler"), OF_LATENTS)
+def test_latent_attention_on_a_card(name: str, scheduler: int, made: Any, on_card: Any) -> None:
+    """Queries and outputs, whose rows differ between prompts and decodes, cross the link too."""
+    model = made("deepseek_v3, packed")
+    of = asked_of(model, LATENT[name], SCHEDULERS[scheduler])
+    here = wb.run(of, Sequential(2, prefetch=True))
+    for adversary in (Adversary(), Adversary(seed=scheduler + 1)):
+        on_card(adversary)
+        assert wb.run(of, Sequential(2, prefetch=True), device="cuda").tokens == here.tokens
+
+
+QUANTISED: dict[str, Pipeline] = {
+    "on the card": WIRED["all_gpu"],
+    "streamed": WIRED["flexgen_s4"],
+    "a set streamed": fetch(experts[2:].weights)
+    | gpu(qkv, attention, out_proj, route, experts[:2], experts[2:], combine),
+    "chosen": fetch(experts.chosen) | gpu(qkv, attention, out_proj, moe),
+    "prompts on the card": gpu(qkv, attention, out_proj, route)
+    >> (gpu(experts.prefill) | offload >> cpu(experts.decode) >> load)
+    >> gpu(combine),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(make_model: MakeModel) -> ModelConfig:
+    """A model whose experts can be packed."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "head_dim": 16}
+    return make_model(replace(TINY, name="three-wide", **sizes), 3)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_rounded_experts_on_a_card(
+    name: str, form: str, wide: ModelConfig, on_card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card's experts have the numbers and scales of those that the CPU packs, which round activations besides."""
+    of = asked_of(wide, QUANTISED[name])
+    of = of.on(memory=replace(of.memory, weights=form))
+    matrices = ops._matrices
+
+    def exact(tensors: Tensors) -> Any:
+        if "gate_up_blocks" not in tensors:
+            return matrices(tensors)
+        both = experts_in_rows(packed_of(tensors))
+        return tuple(dequantise(Quantised(*map(torch.from_numpy, rows)), torch.float32) for rows in both)
+
+    monkeypatch.setattr(ops, "_matrices", exact)
+    monkeypatch.setattr(FewRows, "of", lambda self, method, tensors: None)
+    here = wb.run(of, Sequential(2, prefetch=True))
+    on_card(Adversary(seed=1))
+    found = wb.run(of, Sequential(2, prefetch=True), device="cuda")
+    assert found.tokens == here.tokens
+
+
+def test_rounded_experts_that_no_card_can_have_are_refused(wide: ModelConfig, on_card: Any) -> None:
+    both = fetch(experts.weights) | QUANTISED["prompts on the card"]
+    of = asked_of(wide, both)
+    on_card(Adversary())
+    with pytest.raises(EngineError, match=r"laid out for the device that computes them, and .* streams some"):
+        wb.run(of.on(memory=replace(of.memory, weights="int4")), Sequential(), device="cuda")
+
+
+SETS = ("half of the experts", "others in each layer", "three sets", "a streamed set", "rows apart of a set")
+
+
+@pytest.mark.parametrize("schedule", [Sequential(2, prefetch=True), Overlap(2, 3)], ids=repr)
+@pytest.mark.parametrize("name", SETS)
+def test_sets_of_experts_on_a_card(name: str, schedule: Schedule, four: ModelConfig, on_card: Any) -> None:
+    of = of_case(CASES_OF_SETS[name], four).on(scheduler=SCHEDULERS[0])
+    here = wb.run(of, schedule)
+    on_card(Adversary(seed=3))
+    found = wb.run(of, schedule, device="cuda")
+    assert (found.tokens, found.expert_counts) == (here.tokens, here.expert_counts)
+
+
 @pytest.mark.parametrize("name", ["vslpipe", "flexgen_s4"])
 def test_the_host_waits_as_often_for_many_layers_as_for_few(name: str, make_model: MakeModel, on_card: Any) -> None:
     """Positions, tables and counts of experts cross the link once for a batch, not once for each layer."""
@@ -110,10 +223,9 @@ def test_the_host_waits_as_often_for_many_layers_as_for_few(name: str, make_mode
     assert waits[0] == waits[1]
 
 
-def test_within_an_iteration_the_host_waits_for_token_ids_and_chosen_tokens_alone(
-    four: ModelConfig, on_card: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a batch's layout says is there before the first task: else each table would wait for the card's work."""
+@pytest.fixture
+def lane_waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each operation made the gpu lane wait."""
     waits = Counter[str]()
 
     def finish(memory: DeviceMemory, name: str) -> None:
@@ -123,13 +235,27 @@ def test_within_an_iteration_the_host_waits_for_token_ids_and_chosen_tokens_alon
         memory.queues.finish(memory.queues.current.record())
 
     monkeypatch.setattr(DeviceMemory, "finish", finish)
+    return waits
+
+
+def test_within_an_iteration_the_host_waits_for_token_ids_and_chosen_tokens_alone(
+    four: ModelConfig, on_card: Any, lane_waits: Counter[str]
+) -> None:
+    """What a batch's layout says is there before the first task: else each table would wait for the card's work."""
     on_card(Adversary())
     found = wb.run(asked_of(four, WIRED["flexgen_s4"]), Sequential(), device="cuda")
     first_layer = 3  # slots, table and lengths of the blocks that attention brings, which every layer numbers alike
-    assert waits == {
+    assert lane_waits == {
         "aten::copy_": (1 + first_layer) * found.iterations - first_layer,
         "aten::_to_copy": found.iterations,
     }
+
+
+def test_sets_of_experts_wait_for_nothing_more(four: ModelConfig, on_card: Any, lane_waits: Counter[str]) -> None:
+    """The card finds the pairs of a set itself, by a table that comes there once."""
+    on_card(Adversary())
+    found = wb.run(asked_of(four, CASES_OF_SETS["half of the experts"].pipeline), Sequential(), device="cuda")
+    assert lane_waits == {"aten::copy_": found.iterations + 1, "aten::_to_copy": found.iterations}
 
 
 def test_the_card_is_empty_afterwards(four: ModelConfig, on_card: Any) -> None:
@@ -170,7 +296,7 @@ def test_a_full_card_has_the_ledger_beside_its_error(
         drivers.append(rehearsed(Adversary(), total=1 << 34, limit=share * wb.fits(of, Sequential()).gpu.total))
         return drivers[-1]
 
-    monkeypatch.setattr(live, "CudaDriver", smaller)
+    monkeypatch.setattr(opening, "CudaDriver", smaller)
     with pytest.raises(CapacityError, match=r"the card has 8 GB .* are counted \(weights .*limit\(gpu_memory=") as held:
         wb.run(of, Sequential(), device="cuda")
     assert held.value.__traceback__ is not None

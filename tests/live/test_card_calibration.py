@@ -1,6 +1,7 @@
 """A computer with a card is measured, calibrated, predicted and run, on a simulated card whose times mean nothing."""
 
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from tests.live.conftest import MakeModel
 from tests.live.test_stacks import ASKED
 from tests.live.world import TINY, WIRED, longest, machine, scenario
 from workbench.core.errors import CapacityError, EngineError, ScenarioError
-from workbench.engine import live
 from workbench.engine.calibration import beside, calibrate
 from workbench.engine.calibration.card import Sizes, measure_card
 from workbench.engine.calibration.timed import Shape
+from workbench.engine.devices import opening
 from workbench.engine.session import Session
 from workbench.hardware import Machine
 from workbench.hardware.profile import Cores
@@ -61,7 +62,7 @@ def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: measured))
         patch.setattr(calibrate, "cache_path", lambda name: folder / name)
-        patch.setattr(calibrate, "CudaDriver", OneCard())
+        patch.setattr(opening, "CudaDriver", OneCard())
         patch.setattr(beside, "_STREAMED", 1 << 20)
         patch.setattr(calibrate, "SECONDS", 0.0)
         patch.setattr(calibrate, "LEAST_ROUNDS", 1)
@@ -72,7 +73,7 @@ def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.T
 
 @pytest.fixture
 def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "CudaDriver", simulated)
+    monkeypatch.setattr(opening, "CudaDriver", simulated)
 
 
 def test_a_card_has_a_memory_of_its_own_and_takes_no_cores(measured: Machine) -> None:
@@ -135,7 +136,23 @@ def test_a_model_whose_plans_do_not_fit_the_card_together_is_refused(
         calibrate.calibrate(model, device="cuda")
 
 
-def test_a_session_is_told_to_compute_on_the_cpu(model: ModelConfig) -> None:
-    of = scenario(model, ASKED).on(machine=replace(machine(), cores=CARD))
-    with pytest.raises(EngineError, match="a session computes on the CPU"):
-        Session(of, Sequential())
+PROMPTS = ["sort:plmku=", "reverse:agjyxd="]
+
+
+@pytest.mark.parametrize("memory, lanes", [("8GB", {"gpu"}), ("1.2MB", {"gpu", "cpu"})])
+def test_texts_from_a_card_are_the_cpus(
+    memory: str, lanes: set[str], measured: Machine, on_card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model does not fit the card, its experts are on the CPU; a session serves there too."""
+    folder = wb.data_path("models/tiny-moe")
+    want = wb.LLM(folder).generate(PROMPTS, max_tokens=7)
+    here = measured.limit(gpu_memory=memory)
+    monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: here))
+    llm = wb.LLM(folder, device="cuda")
+    assert llm.generate(PROMPTS, max_tokens=7) == want
+    scenario = llm.planned(64, together=2)
+    assert {stage.device.value for stage in scenario.pipeline.stages} == lanes
+    told = SimpleQueue[Any]()
+    with Session(scenario, Sequential()) as session:
+        session.ask(wb.Request(llm.tokenizer.encode(PROMPTS[0]), 7), told.put)
+        assert [told.get(timeout=60).token for _ in range(7)] == [*want[0].tokens]

@@ -18,7 +18,7 @@ from workbench.engine.model import forward, ops
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE as FAMILIES
 from workbench.models.rope import PLAIN
-from workbench.pipeline import cpu, gpu, load, offload
+from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe
 from workbench.stages import (
     Op,
@@ -26,6 +26,7 @@ from workbench.stages import (
     combine,
     decode_attention,
     experts,
+    kv,
     moe,
     out_proj,
     prefill_attention,
@@ -261,6 +262,16 @@ def test_latent_decodes_on_the_other_device(case: Case) -> None:
     model, tokens = case("deepseek_v3")
     apart = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
     assert wb.run(scenario(model, ASKED, apart, block=1), Sequential(2)).tokens == tokens
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_latents_are_fetched(name: str, scheduler: Any, case: Case) -> None:
+    """From a cache on the host, in blocks that are not full, for decodes and for chunks of prompts."""
+    model, tokens = case(name)
+    fetched = fetch(experts.weights, kv) | gpu(qkv, attention, out_proj, moe)
+    of = scenario(model, ASKED, fetched, tokens=longest(ASKED) + 20, block=8).on(scheduler=scheduler)
+    assert wb.run(of, Sequential(2, prefetch=True)).tokens == tokens
 
 
 def test_experts_with_biases_are_rounded(case: Case, oracle: Any) -> None:

@@ -57,11 +57,11 @@ def test_where_the_gpu_is_too_small_the_model_is_on_the_cpu_and_answers_alike(ll
     workload = wb.Workload.of(ids)
     assert {stage.device for stage in llm.scenario(workload).pipeline.stages} == {Place.GPU}
     small = wb.Machine.local().limit(gpu_memory="1.2MB")
-    monkeypatch.setattr(module.Machine, "local", lambda: small)
+    monkeypatch.setattr(module.Machine, "local", lambda device: small)
     assert {stage.device for stage in llm.scenario(workload).pipeline.stages} == {Place.CPU}
     assert generated(llm, line_end) == ANSWERS
-    tiny = wb.Machine.local().limit(gpu_memory="1kB")
-    monkeypatch.setattr(module.Machine, "local", lambda: tiny)
+    tiny = small.limit(gpu_memory="1kB")
+    monkeypatch.setattr(module.Machine, "local", lambda device: tiny)
     with pytest.raises(CapacityError, match="GPU"):
         llm.scenario(workload)
 
@@ -70,7 +70,7 @@ def test_where_not_all_requests_fit_some_wait(llm, line_end, monkeypatch):
     workload = wb.Workload.of([wb.Request(llm.tokenizer.encode(TEXTS[4]), 12)] * 64)
     whole = llm.scenario(workload)
     least = wb.fits(whole, module.Sequential()).gpu.total - whole.memory.kv_capacity / 2
-    monkeypatch.setattr(module.Machine, "local", lambda: whole.machine.limit(gpu_memory=least))
+    monkeypatch.setattr(module.Machine, "local", lambda device: whole.machine.limit(gpu_memory=least))
     part = llm.scenario(workload)
     assert part.pipeline == whole.pipeline
     assert part.memory.kv_capacity < whole.memory.kv_capacity

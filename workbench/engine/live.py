@@ -5,20 +5,18 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
 from tqdm.auto import tqdm
 
 from workbench.core.errors import CapacityError, EngineError, StoppedError, WorkloadError
 from workbench.core.quiet import listening
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
-from workbench.core.units import format_bytes, is_whole
-from workbench.engine.devices.cuda import CudaDriver
+from workbench.core.units import is_whole
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.host import HostDriver
+from workbench.engine.devices.opening import ledger_told, open_driver
 from workbench.engine.engine import Engine
 from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.control import Control
@@ -29,7 +27,6 @@ from workbench.kernels import features
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Progress, prepare, serve
-from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
 from workbench.workload import Request, Workload
 
@@ -64,7 +61,7 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, devi
     """
     prepared, on_card = _checked(scenario, schedule, device, alongside)
     with _occupy(prepared, alongside=alongside) as control:
-        return _run(prepared, control, _driver(prepared, on_card))
+        return _run(prepared, control, open_driver(prepared.scenario.machine, on_card=on_card))
 
 
 def _checked(scenario: Scenario, schedule: Schedule, device: str | None, alongside: bool) -> tuple[Prepared, bool]:
@@ -79,28 +76,8 @@ def _checked(scenario: Scenario, schedule: Schedule, device: str | None, alongsi
     return prepared, on_card
 
 
-def _driver(prepared: Prepared, on_card: bool) -> Driver:
-    return CudaDriver(prepared.scenario.machine.gpu.memory) if on_card else HostDriver()
-
-
-@contextmanager
-def _ledger_told(prepared: Prepared) -> Iterator[None]:
-    """Turn torch's out-of-memory error into one that names the ledger's largest entries."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        counted = ledger(prepared).gpu
-        most = sorted(counted.entries, key=lambda entry: -entry.bytes)[:3]
-        raise CapacityError(
-            f"the card has {format_bytes(counted.capacity)} for this run and {format_bytes(counted.total)} are counted "
-            f"({', '.join(f'{entry.name} {format_bytes(entry.bytes)}' for entry in most)}); torch, which leaves gaps "
-            "between tensors, needed more. Give the machine a larger limit(gpu_memory=...), or Memory a smaller "
-            "kv_capacity."
-        ) from error
-
-
 def _run(prepared: Prepared, control: Control, driver: Driver) -> Result:
-    with _ledger_told(prepared):
+    with ledger_told(prepared):
         return _served(prepared, Engine(prepared, control, driver=driver))
 
 
@@ -156,7 +133,7 @@ def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, de
     prepared, on_card = _checked(scenario, schedule, device, alongside)
     occupation = _occupy(prepared, alongside=alongside)
     try:
-        driver = _driver(prepared, on_card)
+        driver = open_driver(prepared.scenario.machine, on_card=on_card)
     except BaseException:
         occupation.end()
         raise
@@ -214,7 +191,7 @@ class LiveRun:
 
     def _serve(self) -> None:
         try:
-            with _ledger_told(self._prepared):
+            with ledger_told(self._prepared):
                 self._serve_on(Engine(self._prepared, self._occupation.control, self._log, self._inbox, self._driver))
         except BaseException as error:  # shown by `state` and raised by `wait`: a thread must not die silently
             self.error = error

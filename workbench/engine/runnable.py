@@ -28,7 +28,6 @@ from workbench.stages import (
     add_shared,
     decode_attention,
     experts,
-    kv,
     out_proj,
     prefill_attention,
     qkv,
@@ -84,28 +83,42 @@ def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
             if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
                 raise EngineError(f"{stage} {problem}.")
     if on_card:
-        _check_card(scenario)
+        _check_card(prepared)
     _check_free(prepared, on_card)
 
 
-def _check_card(scenario: Scenario) -> None:
+def _check_card(prepared: Prepared) -> None:
     """Refuse what the engine does not compute on a card."""
+    scenario = prepared.scenario
     model = scenario.model
-    if model.kv_lora_rank:
+    smallest = min(model.head_dim, model.v_head_dim or model.head_dim)
+    if smallest < SMALLEST_HEAD:
         raise EngineError(
-            f"model {model.name!r} has latent attention, which run computes on the CPU; give device='cpu'."
-        )
-    if model.head_dim < SMALLEST_HEAD:
-        raise EngineError(
-            f"model {model.name!r} has heads of {model.head_dim} dims, and attention on a card takes {SMALLEST_HEAD} "
+            f"model {model.name!r} has heads of {smallest} dims, and attention on a card takes {SMALLEST_HEAD} "
             "or more; give device='cpu'."
         )
-    on_gpu = any(stage.op.plain is experts and stage.device is Place.GPU for stage in scenario.stages)
     form = scenario.precision.experts
-    if form in PACKED and on_gpu:
+    if form in PACKED:
+        for layer, _ in prepared.lowering.stack.alike:
+            _check_experts_on_card(prepared.lowering.stack, layer, form)
+
+
+def _check_experts_on_card(stack: StackGraph, layer: int, form: str) -> None:
+    """Refuse what a layer's experts in 4 or 8 bits cannot be on a card."""
+    stages = [stage for stage in stack.stages(layer) if stage.op.plain is experts]
+    there = [stage for stage in stages if stage.device is Place.GPU]
+    pipeline = stack.pipeline(layer)
+    if there and form == "mxfp4":
         raise EngineError(
-            f"experts in {form} are held for the CPU's kernels, and {scenario.pipeline} computes some on the GPU; "
-            "place experts on the CPU, give device='cpu', or Memory(weights='bf16')."
+            f"experts in mxfp4 are held for the CPU's kernels, and {pipeline} computes some on the GPU; place experts "
+            "on the CPU, give device='cpu', or Memory(weights='int4')."
+        )
+    streamed = {piece.op for stage in there for piece in stack.pieces(stage, layer) if piece.streamed}
+    on_cpu = {piece.op for stage in stages if stage.device is Place.CPU for piece in stack.pieces(stage, layer)}
+    if streamed & on_cpu:
+        raise EngineError(
+            f"experts in {form} are laid out for the device that computes them, and {pipeline} streams some to the GPU "
+            "that the CPU computes too; place them on one device, keep those of the GPU there, or give device='cpu'."
         )
 
 
@@ -202,13 +215,11 @@ def _check_shared(stack: Sequence[LayerRange], model: ModelConfig) -> None:
 
 
 def _check_latent(graph: LayerGraph, model: ModelConfig) -> None:
-    """Refuse pipelines in which prompt attention cannot read the projections around it, or that fetch the cache."""
+    """Refuse pipelines in which prompt attention cannot read the projections around it."""
     pipeline = graph.pipeline
     around = [stage for stage in pipeline.stages if stage.op in (qkv, prefill_attention, out_proj)]
     holding = [node for node in graph.nodes if set(around) & set(node.stages)]
     streamed = [stage for stage in around if pipeline.streams(stage)]
-    if kv in pipeline.fetches:
-        raise EngineError(f"{pipeline} fetches the KV cache, which run cannot with {model.name!r}'s latents; leave it.")
     if len({stage.device for stage in around}) > 1 or (streamed and len(holding) > 1):
         raise EngineError(
             f"prompt attention of {model.name!r} expands latents with the weights of qkv and out_proj; place all three "

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import CapacityError, EngineError, StoppedError
 from workbench.core.result import Source, TokenLogprobs
+from workbench.engine.devices.opening import ledger_told, open_driver
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.process import Occupation, occupy
 from workbench.engine.runnable import check_request, check_runnable
@@ -95,9 +96,7 @@ class Session:
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         prepared = prepare(scenario, schedule)
-        if scenario.machine.has_card:
-            raise EngineError("a session computes on the CPU; give machine=wb.Machine.local().")
-        check_runnable(prepared)
+        check_runnable(prepared, on_card=scenario.machine.has_card)
         self._prepared = prepared
         self._longest = int((scenario.workload.prompt_len + scenario.workload.output_len).max())
         self._desk = _Desk(prepared)
@@ -190,7 +189,8 @@ class Session:
     def _work(self) -> None:
         failure: BaseException | None = None
         try:
-            self._serve()
+            with ledger_told(self._prepared):
+                self._serve()
         except StoppedError:
             pass
         except BaseException as error:  # told to all who wait: a thread must not die silently
@@ -202,7 +202,9 @@ class Session:
 
     def _serve(self) -> None:
         control = self._occupation.control
-        engine = Engine(self._prepared, control, self._desk, self._desk)
+        machine = self._prepared.scenario.machine
+        driver = open_driver(machine, on_card=machine.has_card)
+        engine = Engine(self._prepared, control, self._desk, self._desk, driver)
         try:
             self._desk.engine = engine
             self._loaded.set()

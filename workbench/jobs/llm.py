@@ -15,14 +15,14 @@ from workbench.engine import Session, run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
 from workbench.models.generation import sampling_defaults
-from workbench.pipeline import cpu, gpu
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import LimitedScheduler, Scheduler, most_running
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
 from workbench.serving import fits
 from workbench.serving.host_kernels import is_packed
-from workbench.stages import attention, moe, out_proj, qkv
+from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route
 from workbench.workload import Request, Sampling, Workload
 from workbench.workload.chat import ChatTemplate, Message, load_chat_template
 from workbench.workload.request import SamplingOptions
@@ -32,7 +32,10 @@ from workbench.workload.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from workbench.jobs.generate import Finished
 
-_PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
+_ON_CPU = cpu(qkv, attention, out_proj, moe)
+_EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+_PLACES = (gpu(qkv, attention, out_proj, moe), _ON_CPU)
+_PLACES_BESIDE_A_CARD = (_PLACES[0], _EXPERTS_ON_CPU, _ON_CPU)
 _BLOCK = 16
 _SHORTEST = 2
 _HALVINGS = 8
@@ -69,8 +72,9 @@ class Completion(str):
 class LLM:
     """Text from a checkpoint on this computer, with all weights resident.
 
-    The model is on the GPU where it fits, else on the CPU. The KV cache holds all requests of a call where that fits,
-    else as many as fit. Another place, schedule or cache is a `Scenario`: `generate` makes one and calls `run`.
+    The model is on the GPU where it fits, else on the CPU; with a card, its experts alone are on the CPU where that is
+    enough. The KV cache holds all requests of a call where that fits, else as many as fit. Another place, schedule or
+    cache is a `Scenario`: `generate` makes one and calls `run`.
 
     Parameters
     ----------
@@ -82,6 +86,8 @@ class LLM:
         experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
+    device : "cpu" or "cuda"
+        See `Machine.local`: with "cuda" the GPU is this computer's NVIDIA card, else the CPU does all.
 
     Raises
     ------
@@ -116,6 +122,7 @@ class LLM:
         weights: str | None = None,
         kv: str | None = None,
         scheduler: Scheduler | None = None,
+        device: str = "cpu",
     ) -> None:
         self.model = model if isinstance(model, ModelConfig) else checkpoint(model)
         if self.model.path is None:
@@ -124,10 +131,12 @@ class LLM:
         self.defaults = sampling_defaults(self.model)
         self._memory = Memory(1.0, _BLOCK, weights or _converted(self.model), kv)
         self._scheduler = scheduler or ResourceAware()
+        self._device = device
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as it was made: on another computer the checkpoint is read there."""
-        given: dict[str, Any] = {"weights": self._memory.weights, "kv": self._memory.kv, "scheduler": self._scheduler}
+        given: dict[str, Any] = {"weights": self._memory.weights, "kv": self._memory.kv}
+        given |= {"scheduler": self._scheduler, "device": self._device}
         return partial(LLM, self.model, **given), ()
 
     def generate(
@@ -352,9 +361,9 @@ class LLM:
 
     def _fitting(self, workload: Workload, scheduler: Scheduler, sizes: Sequence[str | float]) -> Scenario:
         """The first scenario that fits this computer, of the places of the model and these sizes of the cache."""
-        machine = Machine.local()
+        machine = Machine.local(device=self._device)
         refused = ""
-        for place, size in product(_PLACES, sizes):
+        for place, size in product(self._places(machine), sizes):
             memory = replace(self._memory, kv_capacity=size)
             try:
                 made = Scenario(place, self.model, machine, memory, workload, scheduler)
@@ -366,6 +375,13 @@ class LLM:
                 return made
             refused = refused or found.verdict
         raise CapacityError(refused)
+
+    def _places(self, machine: Machine) -> Sequence[Pipeline]:
+        """The places that the model may have, the fastest first; no card computes experts in MXFP4."""
+        if not machine.has_card:
+            return _PLACES
+        as_stored = self.model.expert_dtype == "mxfp4" and self._memory.weights is None
+        return _PLACES_BESIDE_A_CARD[1:] if as_stored else _PLACES_BESIDE_A_CARD
 
     @cached_property
     def eos(self) -> tuple[int, ...]:

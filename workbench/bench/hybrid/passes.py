@@ -19,7 +19,7 @@ from workbench.bench.live.overlap import (
     row,
     table,
 )
-from workbench.engine.devices.cuda import CudaDriver
+from workbench.engine.devices.opening import open_driver
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule
@@ -51,7 +51,7 @@ def passes(
     say : callable
         Receives each line of the report.
     """
-    bench = Bench(model, machine, rows, context, machine.link.h2d, lambda: CudaDriver(machine.gpu.memory))
+    bench = Bench(model, machine, rows, context, machine.link.h2d, lambda: open_driver(machine, on_card=True))
     compared = [bench.simulated(schedule) for schedule in SCHEDULES]
     for turn in range(rounds + 1):
         for number in np.random.default_rng(turn).permutation(len(compared)).tolist():

@@ -25,9 +25,8 @@ from workbench.core.units import format_bytes
 from workbench.engine.calibration.beside import BESIDE, Beside, beside
 from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
-from workbench.engine.devices.cuda import CudaDriver
 from workbench.engine.devices.driver import Driver
-from workbench.engine.devices.host import HostDriver
+from workbench.engine.devices.opening import open_driver
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
@@ -313,7 +312,7 @@ class _Bench:
 
     def _driver(self) -> Driver:
         """The device of an engine's gpu lane."""
-        return CudaDriver(self._machine.gpu.memory) if self._machine.has_card else HostDriver()
+        return open_driver(self._machine, on_card=self._machine.has_card)
 
     def close(self) -> None:
         """End every thread."""

@@ -13,6 +13,7 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.core.errors import StoppedError
+from workbench.core.units import PACKED
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
@@ -41,8 +42,8 @@ def load(
 ) -> tuple[Tensors, Held]:
     """Read the tensors that belong to no layer, by name, and those of operations of layers.
 
-    Routed experts are packed for Numba's kernel where it has one for them, except those that are to be `unpacked`. A
-    bar shows the progress, in bytes of memory. `control` may end the reading.
+    Routed experts are packed for Numba's kernel where it has one for them, except those in fp32 and bf16 that are to be
+    `unpacked`. A bar shows the progress, in bytes of memory. `control` may end the reading.
 
     Raises
     ------
@@ -152,7 +153,8 @@ class _Loader:
         self.tables[key] = self._joined((self._sources[key],))
 
     def _load(self, layer: int, op: Op) -> None:
-        packs = packed(self._model, self._precision) and (layer, op) not in self._unpacked
+        in_rows = (layer, op) in self._unpacked and self._precision.experts not in PACKED
+        packs = packed(self._model, self._precision) and not in_rows
         found = operands(op, self._model, layer)
         matrices = list[Stored]()
         if op.plain is experts and packs:

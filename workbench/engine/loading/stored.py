@@ -29,6 +29,7 @@ from workbench.kernels import (
     Format,
     PackedExperts,
     empty_in_huge_pages,
+    experts_in_rows,
     experts_of_blocks,
     features,
     pack_experts,
@@ -221,6 +222,16 @@ def packed_of(weights: Tensors) -> PackedExperts:
     """The packed routed experts among an operation's weights."""
     scales = weights.get("gate_up_scales"), weights.get("down_scales")
     return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
+
+
+def in_rows(tensors: Tensors) -> Tensors:
+    """Packed experts in 4 or 8 bits as a card's kernel reads them, beside their other tensors."""
+    both = dict(zip(("gate_up", "down"), experts_in_rows(packed_of(tensors)), strict=True))
+    found = {key: tensor for key, tensor in tensors.items() if not key.endswith(("_blocks", "_scales"))}
+    for key, rows in both.items():
+        found[key] = torch.from_numpy(rows.values)
+        found[f"{key}_scales"] = torch.from_numpy(rows.scales)
+    return found
 
 
 def smallest(model: ModelConfig, precision: Precision) -> Tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -328,32 +328,40 @@ class Forward:
     def _place(self, key: Key, layout: RowLayout, like: torch.Tensor) -> torch.Tensor:
         """The buffer for all rows of a part, some of which are about to be written; made if there is none."""
         with self._placing:  # two lanes may write rows of unlike classes at once
-            if self._model.kv_lora_rank and key[2] in SPLIT:
-                return self._place_by_class(key, layout)
-            shape = (layout.skipped + layout.rows, *like.shape[1:])
             held = self._buffers.get(key)
-            fits = held is not None and held.shape == shape
-            if key[0] is Place.GPU and not fits:
-                self._put(key, self._driver.empty(shape, like.dtype))
+            if self._model.kv_lora_rank and key[2] in SPLIT:
+                found = self._place_by_class(key, layout, held)
+            else:
+                found = self._memory(key, key[0], held, (layout.skipped + layout.rows, *like.shape[1:]), like.dtype)
+            if found is not held and key[0] is Place.GPU:
+                self._put(key, found)
                 self._of_no_stream.add(key)
-            elif key[0] is Place.CPU and not (fits and self._driver.is_pinned(self._buffers[key])):
-                self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
-                if held is not None and fits:  # other rows may have been written already
-                    self._buffers[key].copy_(held)
-            return self._buffers[key]
+            self._buffers[key] = found
+            return found
 
-    def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
+    def _memory(
+        self, key: Hashable, place: Place, held: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The held memory, if it has this shape and the link can read it on the host; else other memory of this key."""
+        fits = held is not None and held.shape == shape
+        if held is not None and fits and (place is Place.GPU or self._driver.is_pinned(held)):
+            return held
+        if place is Place.GPU:
+            return self._driver.empty(shape, dtype)
+        found = self._driver.pinned(key, shape, dtype)
+        return found.copy_(held) if held is not None and fits else found  # other rows may have been written already
+
+    def _place_by_class(self, key: Key, layout: RowLayout, held: torch.Tensor | None) -> torch.Tensor:
         """See `_place`, for a buffer whose rows of prompts and decodes differ."""
         precision = self._prepared.scenario.precision
         counts = {RowClass.PREFILL: layout.skipped + layout.prefill, RowClass.DECODE: len(layout.lengths)}
-        held = self._buffers.get(key)
-        if not isinstance(held, ByClass) or [len(held.prefill), len(held.decode)] != [*counts.values()]:
-            made = []
-            for row_class, count in counts.items():
-                width, form = buffer_row(key[2], self._model, precision, row_class)
-                made.append(torch.empty(count, width, dtype=TORCH_DTYPES[form]))
-            self._buffers[key] = cast("torch.Tensor", ByClass(*made))
-        return self._buffers[key]
+        parts = [held.prefill, held.decode] if isinstance(held, ByClass) else [None, None]
+        made = list[torch.Tensor]()
+        for part, (row_class, count) in zip(parts, counts.items(), strict=True):
+            width, form = buffer_row(key[2], self._model, precision, row_class)
+            made.append(self._memory((key, row_class), key[0], part, (count, width), TORCH_DTYPES[form]))
+        same = held is not None and all(part is one for part, one in zip(parts, made, strict=True))
+        return held if held is not None and same else cast("torch.Tensor", ByClass(*made))
 
     def _attend(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         decodes = layout.rows_of(RowClass.DECODE)

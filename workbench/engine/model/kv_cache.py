@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from workbench.kernels import FewDecode, append_kv, copy_blocks, decode_attentio
 from workbench.models import ModelConfig
 from workbench.stages.ops import BUFFERS
 
+Indices: TypeAlias = npt.NDArray[Any] | torch.Tensor
 STEP_BYTES = 2e9
 """Bytes of keys and values that attention reads between two checks for a stop request: about half a second's."""
 
@@ -99,7 +101,7 @@ class KVCache:
             few.append(layout.slots, k, v)
             return
         pool = self.pools[layer]
-        _append(pool, self._model, layout.on(pool.device).slots, k, v)
+        self.append_to(pool, layout.on(pool.device).slots, k, v)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
@@ -107,12 +109,58 @@ class KVCache:
         plain = len(q) <= MOST and all(option is None for option in attention)
         if few is not None and plain and few.is_short(layout.lengths):
             return few(q, layout.table, layout.lengths)
-        return _attend(self.pools[layer], self._model, layout, q, attention, self._control)
+        return self.attend_to(self.pools[layer], layout, q, attention)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
         table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
-        return _entries(self.pools[layer], table, layout.before)
+        return self.entries_of(self.pools[layer], table, layout.before)
+
+    def append_to(self, pool: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store keys and values (T, K D) in slots (T,) of blocks, all on one device; the host's kernel takes fp32."""
+        if pool.device.type == "cpu":
+            k, v = k.float(), v.float()
+        shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
+        append_kv(pool, slots, k.view(shape), v.view(shape))
+
+    def attend_to(self, pool: torch.Tensor, layout: RowLayout, q: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Decode attention of q (B, H D) over blocks, where they are -> (B, H D).
+
+        On the host it goes in steps between which the run can be stopped, on as many threads as torch uses.
+        """
+        queries = q.view(len(q), self._model.num_attention_heads, -1)
+        if pool.device.type != "cpu":
+            there = layout.on(pool.device)
+            found = self._decode(queries.to(pool.dtype), pool, there.table, there.lengths, attention)
+            return found.flatten(1).to(q.dtype)
+        queries = queries.float()
+        out = torch.empty(*queries.shape[:2], self._value_dim)
+        threads = torch.get_num_threads()
+        for low, high in steps(layout.lengths, pool[0].nbytes / self.block_size):
+            self._control.check()
+            mine = slice(low, high)
+            where = layout.table[mine], layout.lengths[mine]
+            self._decode(queries[mine], pool, *where, attention, threads=threads, out=out[mine])
+        return out.flatten(1).to(q.dtype)
+
+    @property
+    def _value_dim(self) -> int:
+        """Dims of a head's output in decode attention."""
+        return self._model.head_dim
+
+    def _decode(
+        self, q: torch.Tensor, pool: torch.Tensor, table: Indices, lengths: Indices, attention: Attention, **how: Any
+    ) -> torch.Tensor:
+        """The kernel of `attend_to`, for queries (B, H, D)."""
+        found: torch.Tensor = decode_attention(q, pool, table, lengths, **attention._asdict(), **how)
+        return found
+
+    def entries_of(
+        self, pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (T, K D) of the first tokens (N,) of sequences with a table (N, W) of blocks."""
+        k, v = gather_kv(pool, slots_of(table, tokens, self.block_size).to(pool.device))
+        return k.flatten(1), v.flatten(1)
 
     def fetched_bytes(self, layout: RowLayout) -> int:
         """Bytes of the copies of all blocks that a part reads."""
@@ -131,27 +179,36 @@ class KVCache:
         there = torch.zeros((int(width.sum()), *pool.shape[1:]), dtype=pool.dtype, device=self._driver.device)
         copy: Copy
         if self._driver.on_host:
-            copy = BlockCopy(there, pool, old_table[used], filled[used])
+            copy = BlockCopy(there, pool, old_table[used], filled[used], size)
         else:
             staged = self._driver.pinned("fetched KV", there.shape, there.dtype)
-            gathered = BlockCopy(staged, pool, old_table[used], filled[used])
+            gathered = BlockCopy(staged, pool, old_table[used], filled[used], size)
             copy = GatheredCopy(gathered, there)
-        return FetchedKV(there, table, self._model, self._control), Transfer([copy])
+        return FetchedKV(there, table, self), Transfer([copy])
 
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """Copy of the first `tokens` entries of some blocks (N,) of a layer's cache into a cache of these blocks alone."""
+    """Copy of the first `tokens` entries of some blocks (N,) of a layer's cache into a cache of these blocks alone.
+
+    A block has `size` entries.
+    """
 
     target: torch.Tensor
     source: torch.Tensor
     blocks: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int64]
+    size: int
 
     @property
     def nbytes(self) -> int:
         """See `Copy.nbytes`."""
-        return int(self.tokens.sum()) * _entry_bytes(self.source)
+        return int(self.tokens.sum()) * self._entry
+
+    @property
+    def _entry(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.source[0].nbytes // self.size
 
     def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""
@@ -159,7 +216,7 @@ class BlockCopy:
         for low in range(0, len(self.blocks), blocks):
             some = slice(low, low + blocks)
             copy_blocks(self.target[some], self.source, self.blocks[some], self.tokens[some])
-            yield int(self.tokens[some].sum()) * _entry_bytes(self.source)
+            yield int(self.tokens[some].sum()) * self._entry
 
 
 @dataclass(frozen=True)
@@ -188,40 +245,28 @@ class GatheredCopy:
             yield moved
 
 
-def _entry_bytes(pool: torch.Tensor) -> int:
-    """Bytes of one token's keys and values in blocks (P, K, 2, b, D)."""
-    return pool[0].nbytes // pool.shape[3]
-
-
 class FetchedKV:
     """Blocks of one layer and part that were copied to where attention runs."""
 
-    def __init__(
-        self,
-        pool: torch.Tensor,
-        table: npt.NDArray[np.int32],
-        model: ModelConfig,
-        control: Control,
-    ) -> None:
+    def __init__(self, pool: torch.Tensor, table: npt.NDArray[np.int32], cache: KVCache) -> None:
         self.pool = pool
         self._table = table
-        self._model = model
-        self._control = control
+        self._cache = cache
 
     def before(self, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KVCache.before`."""
-        return _entries(self.pool, self._table[len(layout.lengths) :], layout.before[layout.before > 0])
+        return self._cache.entries_of(self.pool, self._table[len(layout.lengths) :], layout.before[layout.before > 0])
 
     def attend(
         self, layout: RowLayout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
-        size = self.pool.shape[3]
+        size = self._cache.block_size
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         own = layout.renumbered(self._table[: len(last)], slots)
-        _append(self.pool, self._model, own.on(self.pool.device).slots, k, v)
-        return _attend(self.pool, self._model, own, q, attention, self._control)
+        self._cache.append_to(self.pool, own.on(self.pool.device).slots, k, v)
+        return self._cache.attend_to(self.pool, own, q, attention)
 
 
 def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -238,65 +283,11 @@ def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int3
     return np.concatenate((layout.lengths, chunks.start[some] + 1)), np.concatenate(tables)
 
 
-def _entries(
-    pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (T, K D) of the first tokens (N,) of sequences with a block table (N, W)."""
-    k, v = gather_kv(pool, slots_of(table, tokens, pool.shape[3]).to(pool.device))
-    return k.flatten(1), v.flatten(1)
-
-
 def slots_of(table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64], size: int) -> torch.Tensor:
     """Slots (T,) of the first tokens (N,) of sequences with a block table (N, W), in blocks of `size` tokens."""
     places = np.arange(table.shape[1] * size)
     slots = table[:, places // size].astype(np.int64) * size + places % size
     return torch.from_numpy(slots[places < tokens[:, None]])
-
-
-def _append(pool: torch.Tensor, model: ModelConfig, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Store keys and values (T, K D) in slots (T,), all on the pool's device; the host's kernel takes fp32."""
-    if pool.device.type == "cpu":
-        k, v = k.float(), v.float()
-    shape = (len(slots), model.num_key_value_heads, model.head_dim)
-    append_kv(pool, slots, k.view(shape), v.view(shape))
-
-
-def _attend(
-    pool: torch.Tensor,
-    model: ModelConfig,
-    layout: RowLayout,
-    q: torch.Tensor,
-    attention: Attention,
-    control: Control,
-) -> torch.Tensor:
-    """Decode attention on as many threads as torch uses, in steps between which the run can be stopped."""
-    if pool.device.type != "cpu":
-        return _attend_there(pool, model, layout, q, attention)
-    queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
-    out = torch.empty_like(queries)
-    for low, high in steps(layout.lengths, pool[0].nbytes / pool.shape[3]):
-        control.check()
-        mine = slice(low, high)
-        decode_attention(
-            queries[mine],
-            pool,
-            layout.table[mine],
-            layout.lengths[mine],
-            **attention._asdict(),
-            threads=torch.get_num_threads(),
-            out=out[mine],
-        )
-    return out.view(len(q), -1).to(q.dtype)
-
-
-def _attend_there(
-    pool: torch.Tensor, model: ModelConfig, layout: RowLayout, q: torch.Tensor, attention: Attention
-) -> torch.Tensor:
-    """Decode attention on a card."""
-    queries = q.view(len(q), model.num_attention_heads, model.head_dim).to(pool.dtype)
-    there = layout.on(pool.device)
-    out: torch.Tensor = decode_attention(queries, pool, there.table, there.lengths, **attention._asdict())
-    return out.view(len(q), -1).to(q.dtype)
 
 
 def steps(lengths: npt.NDArray[np.int64], entry_bytes: float) -> list[tuple[int, int]]:

@@ -6,15 +6,15 @@ the expansion of keys; outputs are expanded behind attention. Prompts attend to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workbench.engine.loading.tensors import Tensors
-from workbench.engine.model.kv_cache import KVCache, slots_of, steps
-from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout
+from workbench.engine.model.kv_cache import Indices, KVCache, slots_of
+from workbench.engine.model.ops import Attention, Ops, RowLayout
 from workbench.kernels import mla_decode, rms_norm, rope
 
 EPSILON = 1e-6
@@ -83,10 +83,11 @@ class LatentOps(Ops):
             queries = self._latent_norm(self.linear(normed, weights["q_a"]), weights["q_a_norm"])
         heads = self.linear(queries, weights["q_b"]).unflatten(1, (model.num_attention_heads, -1))
         plain, turned = heads.split([heads.shape[2] - model.rotated_dims, model.rotated_dims], dim=2)
-        turned = self._turned(layout.positions, turned)
+        positions = layout.on(self._device).positions
+        turned = self._turned(positions, turned)
         latent, key = self.linear(normed, weights["kv_a"]).split([weights["up_k"].shape[2], model.rotated_dims], dim=1)
         latent = self._latent_norm(latent.contiguous(), weights["kv_a_norm"])
-        key = self._turned(layout.positions, key.unflatten(1, (1, -1))).flatten(1)
+        key = self._turned(positions, key.unflatten(1, (1, -1))).flatten(1)
         edge = layout.prefill
         prompts = torch.cat((plain[:edge], turned[:edge]), dim=2)
         absorbed = _each_head(plain[edge:], weights["up_k"])
@@ -95,11 +96,11 @@ class LatentOps(Ops):
         return cast("torch.Tensor", q), key, latent
 
     def _latent_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, eps=EPSILON, threads=torch.get_num_threads())
+        return rms_norm(x, weight, eps=EPSILON, threads=self._threads)
 
     def _turned(self, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-        threads = torch.get_num_threads()
-        return rope(heads, positions, self.angles, interleaved=self._model.family.interleaved, threads=threads)
+        interleaved = self._model.family.interleaved
+        return rope(heads, positions, self.angles, interleaved=interleaved, threads=self._threads)
 
     def prefill_attention(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """q (T, H (N + R)), k (T, R) and v (T, C) of the prefill rows -> attn (T, H V); `Ops.prefill_attention`."""
@@ -151,42 +152,28 @@ class LatentCache(KVCache):
         """See `KVCache._by_numba`."""
         return False
 
-    def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store the rotated keys (T, R) and latents (T, C) of new rows."""
-        self._rows(layer)[torch.from_numpy(layout.slots)] = torch.cat((v, k), dim=1).to(self.pools[layer].dtype)
+    def append_to(self, pool: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store the rotated keys (T, R) and latents (T, C) of new rows; see `KVCache.append_to`."""
+        pool.flatten(0, 1).index_copy_(0, slots, torch.cat((v, k), dim=1).to(pool.dtype))
 
-    def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
-        """Decode attention of q (B, H (C + R)) -> (B, H C), on as many threads as torch uses."""
-        model = self._model
-        queries = q.float().view(len(q), model.num_attention_heads, -1)
-        width = model.kv_lora_rank or 0
-        out = torch.empty(len(q), model.num_attention_heads, width)
-        for mine in self._steps(layout):
-            mla_decode(
-                queries[mine],
-                self.pools[layer],
-                layout.table[mine],
-                layout.lengths[mine],
-                value_dim=width,
-                scale=model.score_scale,
-                threads=torch.get_num_threads(),
-                out=out[mine],
-            )
-        return out.flatten(1).to(q.dtype)
+    @property
+    def _value_dim(self) -> int:
+        """See `KVCache._value_dim`."""
+        return self._model.kv_lora_rank or 0
 
-    def _steps(self, layout: RowLayout) -> Iterator[slice]:
-        """Ranges of sequences between which the run can be stopped."""
-        for low, high in steps(layout.lengths, self.pools[0][0, 0].nbytes):
-            self._control.check()
-            yield slice(low, high)
+    def _decode(
+        self, q: torch.Tensor, pool: torch.Tensor, table: Indices, lengths: Indices, attention: Attention, **how: Any
+    ) -> torch.Tensor:
+        """See `KVCache._decode`: queries (B, H, C + R) -> (B, H, C)."""
+        width = self._value_dim
+        scale = self._model.score_scale
+        found: torch.Tensor = mla_decode(q, pool, table, lengths, value_dim=width, scale=scale, **how)
+        return found
 
-    def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated keys (T, R) and latents (T, C) of the tokens before each chunk of a part, chunk after chunk."""
-        table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
-        rows = self._rows(layer)[slots_of(table, layout.before, self.block_size)]
-        latent, key = rows.split([self._model.kv_lora_rank or 0, self._model.rotated_dims], dim=1)
+    def entries_of(
+        self, pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys (T, R) and latents (T, C); see `KVCache.entries_of`."""
+        rows = pool.flatten(0, 1)[slots_of(table, tokens, self.block_size).to(pool.device)]
+        latent, key = rows.split([self._value_dim, self._model.rotated_dims], dim=1)
         return key, latent
-
-    def _rows(self, layer: int) -> torch.Tensor:
-        """Every slot of a layer as a row."""
-        return self.pools[layer].flatten(0, 1)

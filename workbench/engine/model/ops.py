@@ -22,6 +22,7 @@ from workbench.kernels import (
     Llama3,
     LongRope,
     PackedExperts,
+    Quantised,
     Routing,
     Yarn,
     embed,
@@ -42,7 +43,7 @@ from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
 
-Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor]
+Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor] | tuple[Quantised, Quantised]
 
 
 class Attention(NamedTuple):
@@ -275,7 +276,12 @@ class OnDevice:
 
 def _matrices(weights: Tensors) -> Matrices:
     """The routed experts as `fused_moe` takes them: packed, or a pair."""
-    return packed_of(weights) if "gate_up_blocks" in weights else (weights["gate_up"], weights["down"])
+    if "gate_up_blocks" in weights:
+        return packed_of(weights)
+    if "gate_up_scales" in weights:
+        gate_up, down = (Quantised(weights[key], weights[f"{key}_scales"]) for key in ("gate_up", "down"))
+        return gate_up, down
+    return weights["gate_up"], weights["down"]
 
 
 def options_of(model: ModelConfig, weights: Tensors) -> dict[str, Any]:
@@ -497,7 +503,10 @@ class Ops:
         )
 
     def experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """h (T, M), gates (T, 2 j) -> routed (T, M), the weighted sum over the j experts of each row."""
+        """h (T, M), gates (T, 2 j) -> routed (T, M), the weighted sum over the j experts of each row.
+
+        With `pages` among the weights, over those that are on a page; see `fused_moe`.
+        """
         h = read["h"]
         ids, scales = (half.contiguous() for half in read["gates"].chunk(2, dim=-1))
         chosen = ids.int()
@@ -522,7 +531,7 @@ class Ops:
         options = options_of(self._model, weights)
         found: torch.Tensor
         if isinstance(matrices, tuple):
-            found = fused_moe(h, matrices, ids, scales, **options)
+            found = fused_moe(h, matrices, ids, scales, pages=weights.get("pages"), **options)
         else:
             found = fused_moe(h.float(), matrices, ids, scales, threads=self._threads, **options)
         return found.to(h.dtype)

@@ -56,6 +56,7 @@ class RoutedExperts:
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
         self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2, experts) on the card
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
+        self._pages: dict[tuple[int, ...], torch.Tensor] = {}  # on the card, by the experts that are held
         self._lock = threading.Lock()
 
     def compute(
@@ -70,14 +71,32 @@ class RoutedExperts:
         if pieces and pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
         out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
+        if h.device.type != "cpu":
+            for place, (members, weights) in enumerate(pieces):
+                if members:  # else no token chose any of them
+                    pages = self._pages_of(members, h.device, keep=place < len(pieces) - len(fetched))
+                    outputs = self._of_piece(method, {**weights, "pages": pages}, layout, h, gates)
+                    out = added(out, outputs.float())
+            return out.to(h.dtype)
         for place, (members, weights) in enumerate(pieces):
             pairs = Pairs.of(gates, members or ())
             if len(pairs.rows):
                 held = place < len(pieces) - len(fetched)
-                rows = h[torch.from_numpy(pairs.rows).to(h.device)]
-                outputs = self._of_piece(method, weights, layout, rows, pairs.gates.to(h.device), held=held)
+                outputs = self._of_piece(method, weights, layout, h[pairs.rows], pairs.gates, held=held)
                 pairs.add_to(out, outputs.float())
         return out.to(h.dtype)
+
+    def _pages_of(self, members: tuple[int, ...], device: torch.device, *, keep: bool) -> torch.Tensor:
+        """The page of every expert of a layer where these are held in their order: (E,) int32, -1 for the others."""
+        known = self._pages.get(members)
+        if known is not None:
+            return known
+        pages = np.full(self._model.num_local_experts, -1, np.int32)
+        pages[list(members)] = np.arange(len(members))
+        there = torch.from_numpy(pages).to(device)
+        if keep:
+            self._pages[members] = there
+        return there
 
     def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[Copy]:
         """The copies of the streamed experts of a stage that are in gates (T, 2 j) into memory of their own."""
@@ -186,7 +205,7 @@ def _counted(gates: torch.Tensor, experts: int) -> torch.Tensor:
 
 
 class Pairs(NamedTuple):
-    """The pairs of a row and an expert of a set, in the order of rows.
+    """The pairs of a row and an expert of a set, in the order of rows, on the host.
 
     Attributes
     ----------
@@ -205,7 +224,7 @@ class Pairs(NamedTuple):
     @classmethod
     def of(cls, gates: torch.Tensor, members: Sequence[int]) -> Pairs:
         """The pairs in gates (T, 2 j) of a set's experts, in the order in which their weights are held."""
-        ids, scales = np.hsplit(gates.cpu().numpy(), 2)
+        ids, scales = np.hsplit(gates.numpy(), 2)
         place = np.full(int(max(ids.max(), *members, 0)) + 1, -1)
         place[list(members)] = np.arange(len(members))
         there = place[ids.astype(np.int64)]
@@ -218,5 +237,5 @@ class Pairs(NamedTuple):
         """Add the outputs (P, M) of the pairs to their rows of out (T, M), each row's in their order."""
         for rank in range(int(self.rank.max(initial=-1)) + 1):
             some = self.rank == rank
-            rows = torch.from_numpy(self.rows[some]).to(out.device)
-            out[rows] = added(out[rows], outputs[torch.from_numpy(some).to(out.device)])
+            rows = torch.from_numpy(self.rows[some])
+            out[rows] = added(out[rows], outputs[torch.from_numpy(some)])

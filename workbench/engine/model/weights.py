@@ -12,7 +12,7 @@ from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Copy, Transfer, bytes_of, copy_over
 from workbench.engine.loading.load import load
-from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
+from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory, in_rows
 from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
 from workbench.pipeline.stack_graph import Piece, StackGraph
@@ -31,8 +31,8 @@ _Wanted = tuple[tuple[tuple[int, int], RowClass | None], ...]
 class WeightStore:
     """The weights of a stack's operations on the host, each held once, here or where it stays.
 
-    They are in the scenario's precision. Routed experts that a card computes are not packed. `control` may end the
-    reading.
+    They are in the scenario's precision. Routed experts in fp32 or bf16 that a card computes are not packed; those in 4
+    or 8 bits are brought into rows when they are pinned, or go to the card. `control` may end the reading.
     """
 
     def __init__(
@@ -53,8 +53,18 @@ class WeightStore:
         self.tables, self._held = load(model, precision, wanted, control or Control(), unpacked=on_card)
 
     def pin(self, layer: int, op: Op) -> None:
-        """Let the link read an operation's tensors in place."""
-        self._held[layer, op] = [each._replace(tensor=self.driver.pin(each.tensor)) for each in self._held[layer, op]]
+        """Let the link read an operation's tensors in place, laid out as the gpu lane computes them."""
+        held = self._held.pop((layer, op))
+        odd = {stored.key for stored in held if not stored.aligned}
+        tensors = self.for_gpu({stored.key: stored.tensor for stored in held})
+        self._held[layer, op] = [
+            Stored(key, self.driver.pin(tensor), aligned=key not in odd) for key, tensor in tensors.items()
+        ]
+
+    def for_gpu(self, tensors: Tensors) -> Tensors:
+        """An operation's tensors as the gpu lane computes them: a card has experts in 4 and 8 bits in rows."""
+        packed = "gate_up_blocks" in tensors and "gate_up_scales" in tensors
+        return in_rows(tensors) if packed and not self.driver.on_host else tensors
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
@@ -237,7 +247,8 @@ class Weights:
                 tensors = store.resident(layer, op, keep=op in streamed)
                 if op in on_gpu:
                     self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values())
-                    there = {key: tensor.to(store.driver.device) for key, tensor in tensors.items()}
+                    laid_out = store.for_gpu(tensors)
+                    there = {key: tensor.to(store.driver.device) for key, tensor in laid_out.items()}
                     self._resident[Place.GPU][layer, op] = there
                 if op in on_cpu:
                     self._resident[Place.CPU][layer, op] = tensors
