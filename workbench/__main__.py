@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts) or odd-..."
+_RECIPES = (
+    "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts), deepseek-s (0.22 GB, latents "
+    "too) or odd-..."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.live.made import CONFIGS
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, requests, scenario
 from workbench.core.errors import EngineError
 from workbench.engine.model import forward, ops
+from workbench.engine.tiny_model.synthesize import RECIPES
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE as FAMILIES
 from workbench.models.rope import PLAIN
@@ -256,6 +258,17 @@ def test_every_scheduler(name: str, pipeline: str, scheduler: Any, case: Case) -
     model, tokens = case(name)
     of = scenario(model, ASKED, WIRED[pipeline], block=8).on(scheduler=scheduler)
     assert wb.run(of, Sequential(2)).tokens == tokens
+
+
+def test_the_latent_model_that_is_made_here(make_model: Any, oracle: Any) -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 20, "num_local_experts": 8, "moe_intermediate_size": 12}
+    sizes |= {"shared_expert_intermediate_size": 12, "kv_lora_rank": 18, "q_lora_rank": 14, "vocab_size": 211}
+    sizes |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+    model = make_model(replace(RECIPES["deepseek-s"], name="latent", dtype="fp32", **sizes), 4)
+    answer = oracle(model).generate(ASKED)
+    assert answer.gap > ROUNDING
+    assert wb.run(scenario(model, ASKED, RUNNABLE["all_gpu"]), Sequential()).tokens == answer.tokens
 
 
 def test_latent_decodes_on_the_other_device(case: Case) -> None:

@@ -9,8 +9,10 @@ from workbench.engine.tiny_model import synthesize
 from workbench.engine.tiny_model.synthesize import RECIPES, write_checkpoint
 from workbench.models import checkpoint
 
+SIZES = {"mix-s": 0.228, "mix-b": 3.03, "qwen-s": 0.2535, "deepseek-s": 0.22}
 
-@pytest.mark.parametrize(("name", "gigabytes"), [("mix-s", 0.228), ("mix-b", 3.03), ("qwen-s", 0.2535)])
+
+@pytest.mark.parametrize(("name", "gigabytes"), SIZES.items())
 def test_size(name, gigabytes):
     assert RECIPES[name].params * 2 / 1e9 == pytest.approx(gigabytes, rel=0.005)
 

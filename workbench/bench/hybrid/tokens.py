@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,22 @@ PIPELINES: dict[str, Pipeline] = {
     | _BY_EXPERTS >> (gpu(experts.prefill) | offload >> cpu(experts.decode) >> load) >> gpu(combine),
 }
 """Pipelines for schedules that take any."""
+_LATENT: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 20,
+    "norm_topk_prob": True,
+    "n_group": 2,
+    "topk_group": 1,
+}
 SCHEDULERS: tuple[Scheduler, ...] = (ResourceAware(token_budget=40), ChunkedPrefill(9), LayeredPrefill(8))
 
 
@@ -63,14 +79,15 @@ class Way(NamedTuple):
 
 
 def models(folder: Path) -> Iterator[ModelConfig]:
-    """A tiny model in fp32 of each family whose attention a card computes; checkpoints are written to the folder."""
+    """A tiny model in fp32 of each family whose checkpoints are made here, which are written to the folder."""
     base = ModelConfig("tiny", 2, 32, 24, 4, 2, 16, 4, 2, 97, 512, dtype="fp32")
     for family in RUNNABLE.values():
         if family.example or family.model_type == "mixtral":
             sizes = dict(family.example) | {"head_dim": 16}
             config = replace(base, name=family.model_type, architecture=family.architecture, **sizes)
-            if not config.kv_lora_rank:
-                yield checkpoint(write_checkpoint(config, folder / family.model_type))
+            yield checkpoint(write_checkpoint(config, folder / family.model_type))
+    latent = replace(base, name="deepseek_v3", architecture="DeepseekV3ForCausalLM", **_LATENT)
+    yield checkpoint(write_checkpoint(latent, folder / latent.name))
 
 
 def ways() -> Iterator[Way]:

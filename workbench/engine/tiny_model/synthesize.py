@@ -14,6 +14,7 @@ from workbench.core.errors import CheckpointError
 from workbench.engine.loading.checkpoint import STORED_DTYPES
 from workbench.engine.loading.tensors import every_source
 from workbench.models import ModelConfig
+from workbench.models.family import LATENT
 
 _HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -32,6 +33,16 @@ _CONFIG_KEYS = (
     "tie_word_embeddings",
 )
 
+_OF_DEEPSEEK = (
+    *LATENT,
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+    "first_k_dense_replace",
+)
+
 RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
     "mix-m": ModelConfig("mix-m", 4, 1024, 2048, 16, 4, 64, 8, 2, 8000, 4096),
@@ -42,6 +53,22 @@ RECIPES = {
         shared_expert_intermediate_size=1024,
         norm_topk_prob=False,
         architecture="Qwen2MoeForCausalLM",
+    ),
+    "deepseek-s": ModelConfig(
+        *("deepseek-s", 8, 512, 1024, 8, 8, 96, 16, 4, 8000, 4096),
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        kv_lora_rank=128,
+        q_lora_rank=256,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        architecture="DeepseekV3ForCausalLM",
     ),
     "odd-mixtral": ModelConfig("odd-mixtral", 12, 768, 1536, 12, 4, 64, 6, 2, 16000, 4096),
     "odd-deep": ModelConfig("odd-deep", 24, 320, 640, 10, 2, 32, 8, 2, 6000, 4096, dtype="fp32"),
@@ -82,7 +109,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     that few top-2 choices are near ties, the head twice; biases 0.5. The small embedding makes position and attention
     matter.
     """
-    if not model.family.example and model.family.model_type != "mixtral":
+    if not (model.family.example or model.family.model_type in ("mixtral", "deepseek_v3")):
         raise CheckpointError(
             f"{model.name!r} is of {model.family.model_type}, which is not made here; use transformers."
         )
@@ -112,9 +139,11 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
 
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
-    """Make one of the recipes, in the user's cache unless a folder is given: "mix-s" (0.23 GB), "mix-m" (0.46 GB) or
-    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts; and the
-    four odd ones that `bench sim` draws from (0.3 to 0.6 GB each).
+    """Make one of the recipes, in the user's cache unless a folder is given.
+
+    They are "mix-s" (0.23 GB), "mix-m" (0.46 GB) and "mix-b" (3.0 GB) of Mixtral's architecture; "qwen-s" (0.25 GB) of
+    Qwen2-MoE's, which has shared experts; "deepseek-s" (0.22 GB) of DeepSeek-V3's, which has latent attention too; and
+    the four odd ones that `bench sim` draws from (0.3 to 0.6 GB each).
 
     Raises
     ------
@@ -143,7 +172,7 @@ def _turn(name: str, model: ModelConfig) -> tuple[int, ...]:
         *(names.embedding, names.attention_norm, names.mixture_norm),
         *(f"{letter}_proj.{kind}" for kind in ("weight", "bias") for letter in "qkv"),
         *("q_norm", "k_norm", names.out, f".{names.router}.", ".experts.", ".shared_expert.", ".shared_expert_gate."),
-        *(names.final_norm, "lm_head"),
+        *(names.final_norm, "lm_head", "q_a_", "q_b_", "kv_a_", "kv_b_", ".shared_experts.", f".{names.mixture}."),
     )
     matrices = (names.gate, names.down, names.up)
     words = name.split(".")
@@ -167,6 +196,12 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
 
 def hf_config(model: ModelConfig) -> dict[str, object]:
     """A model's config.json."""
+    if model.kv_lora_rank:  # where ``head_dim`` would be that of the rotated keys
+        keys = [key for key in (*_CONFIG_KEYS, *_OF_DEEPSEEK) if key != "head_dim"]
+        shared = {"n_shared_experts": model.shared_expert_intermediate_size // model.expert_width}
+    else:
+        keys = [*_CONFIG_KEYS, *model.family.own_keys]
+        shared = {}
     return {
         "architectures": [model.family.architecture],
         "model_type": model.family.model_type,
@@ -175,6 +210,7 @@ def hf_config(model: ModelConfig) -> dict[str, object]:
         "torch_dtype": _HF_DTYPES[model.dtype],
         "bos_token_id": None,
         "eos_token_id": None,
-        **{key: getattr(model, key) for key in (*_CONFIG_KEYS, *model.family.own_keys)},
+        **{key: getattr(model, key) for key in keys},
+        **shared,
         model.family.keys.get("num_local_experts", "num_local_experts"): model.num_local_experts,
     }
