@@ -107,10 +107,9 @@ def grouped(
         page = tl.load(experts + block).to(tl.int64)
         if PAGED:
             page = tl.load(pages + page, mask=page < E, other=P).to(tl.int64)
-        left_out = page == LEFT_OUT
-        held = (page >= 0) & (page < P)
-        page = tl.where(held, page, 0)
-        end = tl.where(left_out, 0, stored)
+        # Nothing to add up: -1 for an expert that is left out, 0 for one that is nowhere. One number spills no register.
+        end = tl.where(page == LEFT_OUT, -1, tl.where((page >= 0) & (page < P), stored, 0))
+        page = tl.where(end > 0, page, 0)
         row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         pair = tl.load(pairs + row).to(tl.int64)
         live = pair < n
@@ -164,8 +163,8 @@ def grouped(
             total = _activated(total, total_up, ACTIVATION)
         if WEIGHTED:
             total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
-        total = tl.where(held, total, float("nan"))  # ids are not checked on the host: an invalid one gives NaN
-        total = tl.where(left_out, 0.0, total)
+        nothing = tl.where(end < 0, 0.0, float("nan"))  # ids are not checked on the host: an invalid one gives NaN
+        total = tl.where(end > 0, total, nothing)
         place = out + pair[None, :] * out_stride + columns[:, None]
         tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
 

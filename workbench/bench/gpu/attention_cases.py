@@ -108,6 +108,27 @@ def decode(
     )
 
 
+def latents(size: Size, device: torch.device, *, rows: int, context: int, heads: int = 128) -> Call:
+    """Decode attention to DeepSeek's latents."""
+    B = size.of(2, 3, rows)
+    S = size.of(19, 700, context)
+    H = size.of(2, heads, heads)
+    D, value_dim = size.of(48, 576, 576), size.of(32, 512, 512)
+    width = -(-S // 16)
+    kv = normal(device, B * width, 16, D)
+    table = torch.randperm(B * width, device=device).int().view(B, width)
+    q = normal(device, B, H, D)
+    lengths = torch.full((B,), S, device=device)
+    how = {"value_dim": value_dim, "scale": 192**-0.5}
+    return Call(
+        lambda backend: kernels.mla_decode(q, kv, table, lengths, **how, backend=backend),
+        lambda: kernels.mla_decode_reference(*host(q, kv, table, lengths), **how),
+        *kernels.mla_decode_work(H, D, value_dim, B * S, B, 2, 2),
+        TWICE,
+        gpu_peers.latents(q, kv, table, S, **how),
+    )
+
+
 def move(size: Size, device: torch.device, *, out: bool) -> Call:
     T = size.of(5, 100, 1 << 16)
     K = size.of(1, 8, 8)

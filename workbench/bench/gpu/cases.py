@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from workbench import kernels
 from workbench.bench.gpu import peers as gpu_peers
-from workbench.bench.gpu.attention_cases import decode, move, prefill
+from workbench.bench.gpu.attention_cases import decode, latents, move, prefill
 from workbench.bench.gpu.case import EXACT, ROUNDED, TWICE, Call, Case, Size, host, normal
 from workbench.kernels import Draws, Quantised
 
@@ -226,6 +226,8 @@ CASES = tuple(
         ("decode attention, 1 x 32768", partial(decode, rows=1, context=32768)),
         ("decode attention, 256 x 512", partial(decode, rows=256, context=512)),
         ("decode attention, D 64, 8 heads share", partial(decode, rows=64, context=4096, heads=64, dim=64)),
+        ("decode attention, MLA, 64 x 4096", partial(latents, rows=64, context=4096)),
+        ("decode attention, MLA, 1 x 32768", partial(latents, rows=1, context=32768)),
         ("experts, Mixtral, 1 token", partial(_moe, tokens=1, layer=_MIXTRAL)),
         ("experts, Mixtral, 4096 tokens", partial(_moe, tokens=4096, layer=_MIXTRAL)),
         ("experts, Mixtral, 16 tokens, int8", partial(_moe, tokens=16, kind=torch.int8, layer=_MIXTRAL)),

@@ -29,6 +29,19 @@ def decode(q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, length: int) 
     return {"SDPA": lambda: attend(one, rows[0], rows[1], enable_gqa=True)}
 
 
+def latents(
+    q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, length: int, *, value_dim: int, scale: float
+) -> Peers:
+    """SDPA over a copy of the latents, one row after the other; the copy is not timed."""
+    if not q.is_cuda:
+        return {}
+    rows = kv[table.long()].flatten(1, 2)[:, None, :length].contiguous()
+    values = rows[..., :value_dim]
+    one = q[:, :, None]
+    attend = functional.scaled_dot_product_attention
+    return {"SDPA": lambda: attend(one, rows, values, scale=scale, enable_gqa=True)}
+
+
 def experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> Peers:
