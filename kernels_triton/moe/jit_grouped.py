@@ -107,7 +107,7 @@ def grouped(
         page = tl.load(experts + block).to(tl.int64)
         if PAGED:
             page = tl.load(pages + page, mask=page < E, other=P).to(tl.int64)
-        # Nothing to add up: -1 for an expert that is left out, 0 for one that is nowhere. One number spills no register.
+        # Where to stop adding up: -1 for an expert that is left out, 0 for one that is nowhere.
         end = tl.where(page == LEFT_OUT, -1, tl.where((page >= 0) & (page < P), stored, 0))
         page = tl.where(end > 0, page, 0)
         row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
