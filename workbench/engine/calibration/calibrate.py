@@ -17,7 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
-from workbench.core.errors import CapacityError, EngineError
+from workbench.core.errors import CapacityError
 from workbench.core.kept import kept
 from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
@@ -101,19 +101,20 @@ LISTENED = 0.5
 """Seconds for which a computer must be quiet before what was measured under load is measured again."""
 _BLOCK = 16
 
-_STREAMED = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(
-    out_proj, moe
-)
+_APART = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+_STREAMED = fetch(weights) | _APART
+_LATENT = fetch(experts.weights) | _APART
+"""Prompts of latent attention want the weights of `qkv` and of `out_proj` at once."""
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 _ALONE = ("streamed", "resident")
 _TOGETHER = ("phases", "pages", "parts")
-_KINDS: dict[str, tuple[Pipeline, Schedule]] = {
-    "streamed": (_STREAMED, Sequential()),
-    "waiting": (_STREAMED, Sequential()),
-    "resident": (_RESIDENT, Sequential()),
-    "phases": (_STREAMED, VSLPipe()),
-    "pages": (_STREAMED, CGOPipe()),
-    "parts": (_STREAMED, FlexGenS3()),
+_KINDS: dict[str, Schedule] = {
+    "streamed": Sequential(),
+    "waiting": Sequential(),
+    "resident": Sequential(),
+    "phases": VSLPipe(),
+    "pages": CGOPipe(),
+    "parts": FlexGenS3(),
 }
 """Kinds of plans: lanes that work in turn without a rest, that rest while weights arrive, and that work at once."""
 
@@ -150,15 +151,10 @@ def calibrate(
     Raises
     ------
     EngineError
-        If the model has no weights here or latent attention, or a card cannot compute it.
+        If the model has no weights here, or a card cannot compute it.
     ScenarioError
         As `Machine.local` does.
     """
-    if model.kv_lora_rank:
-        raise EngineError(
-            f"model {model.name!r} has latent attention, which calibrate does not time; simulate it with the rates of "
-            "Machine.local()."
-        )
     machine = Machine.local(device=device, refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
     shape = profile_shape(model, scenario.precision)
@@ -208,7 +204,7 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     random = np.random.default_rng(0)
     prompts = random.integers(0, model.vocab_size, (max(shape.requests for shape in shapes), longest)).tolist()
     whole = Scenario(
-        _STREAMED,
+        _streamed(model),
         model=model,
         machine=machine,
         memory=Memory(float(tokens * model.kv_bytes_per_token(kv_in or model.dtype)), _BLOCK, weights_in, kv_in),
@@ -224,6 +220,11 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
         rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
         machine = machine.limit(link=rate)
     return whole.on(model=few, machine=machine, memory=replace(whole.memory, kv_capacity=kept))
+
+
+def _streamed(model: ModelConfig) -> Pipeline:
+    """The pipeline whose weights arrive over the link, with decode attention on the other lane."""
+    return _LATENT if model.kv_lora_rank else _STREAMED
 
 
 def _resident_shapes(shapes: Sequence[Shape]) -> list[Shape]:
@@ -304,8 +305,8 @@ class _Bench:
         """The scenario and the schedule of each kind of plans."""
         machine = self._machine
         fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
-        for kind, (pipeline, schedule) in _KINDS.items():
-            here = self._scenario.on(pipeline=pipeline)
+        for kind, schedule in _KINDS.items():
+            here = self._scenario.on(pipeline=_RESIDENT if kind == "resident" else _streamed(self._model))
             if kind == "streamed" and not machine.has_card:
                 here = here.on(machine=machine.limit(link=fastest))
             yield kind, here, schedule
