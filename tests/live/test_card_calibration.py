@@ -1,6 +1,7 @@
 """A computer with a card is measured, calibrated, predicted and run, on a simulated card whose times mean nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -56,9 +57,7 @@ def measured() -> Machine:
     return measure_card(simulated(), Sizes(1 << 16, 1 << 16, 32, 64))
 
 
-@pytest.fixture(scope="module")
-def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("records")
+def calibrated_on(measured: Machine, model: ModelConfig, folder: Path) -> Machine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: measured))
         patch.setattr(calibrate, "cache_path", lambda name: folder / name)
@@ -69,6 +68,11 @@ def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.T
         for name, shapes in {"SHAPES": SHAPES, "TOGETHER": TOGETHER, "WARM": WARM}.items():
             patch.setattr(calibrate, name, shapes)
         return calibrate.calibrate(model, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def calibrated(model: ModelConfig, measured: Machine, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return calibrated_on(measured, model, tmp_path_factory.mktemp("records"))
 
 
 @pytest.fixture
@@ -92,6 +96,15 @@ def test_operations_are_timed_on_the_card_and_on_the_cpu(calibrated: Machine) ->
     assert there == whole
     assert here == {"decode_attention", "experts"}
     assert all(max(time.seconds) > 0 or time.per_context > 0 for time in profile.ops)
+
+
+def test_latent_attention_is_timed_too(made: Any, measured: Machine, tmp_path: Path) -> None:
+    """Its weights stay where they are, and those of experts arrive or stay."""
+    (profile,) = calibrated_on(measured, made("deepseek_v3, packed"), tmp_path).profiles
+    timed = {(time.op, time.threads == 0, time.resident) for time in profile.ops}
+    assert {("qkv", True, True), ("prefill_attention", True, False), ("decode_attention", False, False)} <= timed
+    assert {("experts", True, False), ("experts", False, True), ("shared_experts", True, True)} <= timed
+    assert ("qkv", True, False) not in timed
 
 
 def test_a_saved_machine_has_its_card_still(calibrated: Machine, tmp_path: Any) -> None:
@@ -127,8 +140,8 @@ def test_a_model_whose_plans_do_not_fit_the_card_together_is_refused(
 ) -> None:
     """Each of them alone would."""
     whole = calibrate._scenario(measured, model, None, None)
-    kinds = calibrate._KINDS.values()
-    needed = [ledger(prepare(whole.on(pipeline=pipeline), schedule)).gpu.total for pipeline, schedule in kinds]
+    plans = [(whole.on(pipeline=calibrate._pipeline(kind, model)), how) for kind, how in calibrate._KINDS.items()]
+    needed = [ledger(prepare(*plan)).gpu.total for plan in plans]
     small = replace(measured, gpu=replace(measured.gpu, memory=(max(needed) + sum(needed)) / 2))
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: small))
     monkeypatch.setattr(calibrate, "cache_path", lambda name: tmp_path / name)

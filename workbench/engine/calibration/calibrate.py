@@ -204,7 +204,7 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     random = np.random.default_rng(0)
     prompts = random.integers(0, model.vocab_size, (max(shape.requests for shape in shapes), longest)).tolist()
     whole = Scenario(
-        _streamed(model),
+        _pipeline("streamed", model),
         model=model,
         machine=machine,
         memory=Memory(float(tokens * model.kv_bytes_per_token(kv_in or model.dtype)), _BLOCK, weights_in, kv_in),
@@ -222,8 +222,10 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     return whole.on(model=few, machine=machine, memory=replace(whole.memory, kv_capacity=kept))
 
 
-def _streamed(model: ModelConfig) -> Pipeline:
-    """The pipeline whose weights arrive over the link, with decode attention on the other lane."""
+def _pipeline(kind: str, model: ModelConfig) -> Pipeline:
+    """The pipeline of a kind of plans."""
+    if kind == "resident":
+        return _RESIDENT
     return _LATENT if model.kv_lora_rank else _STREAMED
 
 
@@ -306,7 +308,7 @@ class _Bench:
         machine = self._machine
         fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
         for kind, schedule in _KINDS.items():
-            here = self._scenario.on(pipeline=_RESIDENT if kind == "resident" else _streamed(self._model))
+            here = self._scenario.on(pipeline=_pipeline(kind, self._model))
             if kind == "streamed" and not machine.has_card:
                 here = here.on(machine=machine.limit(link=fastest))
             yield kind, here, schedule
