@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
 from workbench.core.result import TokenLogprobs
+from workbench.core.units import STORED_INT4
 from workbench.engine import Session, run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
@@ -394,5 +395,5 @@ class LLM:
 
 def _converted(model: ModelConfig) -> str | None:
     """The precision to which quantised weights are converted; None if the kernels compute with them as they are."""
-    held = model.expert_dtype == "mxfp4" and model.other_dtype is None and is_packed(model)
+    held = model.expert_dtype in ("mxfp4", *STORED_INT4) and model.other_dtype is None and is_packed(model)
     return model.dtype if (model.expert_dtype or model.other_dtype) and not held else None
