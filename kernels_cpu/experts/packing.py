@@ -177,9 +177,7 @@ def _packed_int4(name: str, codes: Any, scales: Any, zeros: Any) -> Matrices:
             raise ValueError(f"{name}[{e}] must have codes from 0 to 15: unpack them first.")
         if not np.isfinite(factors).all():
             raise ValueError(f"{name}_scales[{e}] must be finite: repair the checkpoint.")
-        if zeros is not None:
-            factors = _with_zeros(f"{name}_zeros[{e}]", zeros[e], factors)
-        held[e] = _in_lanes(factors)
+        held[e] = _in_lanes(factors if zeros is None else _with_zeros(f"{name}_zeros[{e}]", zeros[e], factors))
     return Matrices(words, held, *shape, format, group)
 
 
@@ -194,7 +192,8 @@ def _with_zeros(name: str, given: Any, scales: NDArray[np.float32]) -> NDArray[n
         )
     if (bits & ZERO_BITS).any():
         raise ValueError(f"the scales of {name} must have 20 bits of mantissa at most: round them to fp16 or bf16.")
-    return bits | zeros
+    found: NDArray[np.int32] = bits | zeros
+    return found
 
 
 def _in_lanes(scales: NDArray[Any]) -> NDArray[Any]:
@@ -223,7 +222,7 @@ def _reorder_int4(codes: Any, words: Any) -> bool:
                 every |= code
                 word |= np.uint32(np.uint32(code) << np.uint32(8 * (place % 4) + 4 * (place // 4)))
             words[block, step, lane] = word
-    return every < 16
+    return bool(every < 16)
 
 
 @public

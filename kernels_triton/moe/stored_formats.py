@@ -101,7 +101,8 @@ def int4_weights(
         )
     middle = torch.full_like(scales, _MIDDLE, dtype=torch.float32) if zeros is None else zeros.float()
     numbers = codes.float().unflatten(1, (groups, -1)) - middle[..., None]
-    return (numbers * scales.float()[..., None]).flatten(1).to(dtype)
+    found: torch.Tensor = (numbers * scales.float()[..., None]).flatten(1)
+    return found.to(dtype)
 
 
 @public

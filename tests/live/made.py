@@ -207,7 +207,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "moe_intermediate_size": 64, "num_experts": 6}
         | {"norm_topk_prob": True},
     ),
-    "qwen2_moe, gptq_v2 uint4_g32": (
+    "qwen2_moe, gptq uint4_g32": (
         "qwen2_moe",
         SQUARE
         | {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "intermediate_size": 96}
@@ -373,8 +373,8 @@ def _in_gptq(folder: Path) -> Path:
     return _in_int4(folder, 32, config, symmetric=True)
 
 
-def _in_gptq_v2(folder: Path) -> Path:
-    config = {"quant_method": "gptq", "sym": False, "desc_act": False, "checkpoint_format": "gptq_v2"}
+def _in_asymmetric_gptq(folder: Path) -> Path:
+    config = {"quant_method": "gptq", "sym": False, "desc_act": False, "checkpoint_format": "gptq"}
     return _in_int4(folder, 32, config, symmetric=False)
 
 
@@ -385,7 +385,7 @@ def _in_awq(folder: Path) -> Path:
 
 INT4 = {
     "qwen3_moe, gptq int4_g32": _in_gptq,
-    "qwen2_moe, gptq_v2 uint4_g32": _in_gptq_v2,
+    "qwen2_moe, gptq uint4_g32": _in_asymmetric_gptq,
     "mixtral, awq uint4_g64": _in_awq,
 }
 """Checkpoints in INT4, of which the name has the format of the experts."""

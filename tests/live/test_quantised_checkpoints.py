@@ -184,12 +184,31 @@ def test_experts_in_int4_take_their_bits_and_a_scale_per_group(name: str, quanti
 def test_experts_in_int4_keep_every_number(name: str, quantised: Any) -> None:
     """Those that the kernel computes with are those of the checkpoint, which fp32 holds exactly."""
     model = wb.checkpoint(quantised(name))
+    plain = packed_in(model, Precision("fp32", "fp32"))
+    for own, wanted in zip(packed_in(model), plain, strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
+def packed_in(model: ModelConfig, precision: Precision | None = None) -> list[Any]:
+    """The numbers of the experts of a layer, as they are held."""
     of = as_stored(model, "all_cpu")
-    stack = stack_graph(of.stack, model)
-    packed = packed_of(WeightStore(model, of.precision, stack).resident(1, experts))
-    plain = packed_of(WeightStore(model, Precision("fp32", "fp32"), stack).resident(1, experts))
-    for own, wanted in ((packed.gate_up, plain.gate_up), (packed.down, plain.down)):
-        np.testing.assert_array_equal(unpacked(own, range(len(packed))), unpacked(wanted, range(len(packed))))
+    store = WeightStore(model, precision or of.precision, stack_graph(of.stack, model))
+    found = packed_of(store.resident(1, experts))
+    return [unpacked(matrices, range(len(found))) for matrices in (found.gate_up, found.down)]
+
+
+def one_more(words: torch.Tensor) -> torch.Tensor:
+    """Words with one more in each of their numbers of 4 bits, after 15 comes 0."""
+    found = sum(((words.long() >> 4 * place) + 1 & 15) << 4 * place for place in range(8))
+    assert isinstance(found, torch.Tensor)
+    return torch.where(found < 2**31, found, found - 2**32).to(torch.int32)
+
+
+def test_zero_points_of_gptq_v2_are_stored_as_they_are(quantised: Any, tmp_path: Path) -> None:
+    path = quantised("qwen2_moe, gptq uint4_g32")
+    model = changed(path, tmp_path, "qzeros", one_more, checkpoint_format="gptq_v2")
+    for own, wanted in zip(packed_in(model), packed_in(wb.checkpoint(path)), strict=True):
+        np.testing.assert_array_equal(own, wanted)
 
 
 @pytest.mark.parametrize("stored", [7, 8])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeGuard
 
 from workbench.core.errors import CheckpointError
 from workbench.core.records import read_json
@@ -46,7 +46,7 @@ class Int4Layout:
         return f"{'int4' if self.symmetric else 'uint4'}_g{self.group}"
 
 
-def is_int4(quantisation: object) -> bool:
+def is_int4(quantisation: object) -> TypeGuard[Mapping[str, Any]]:
     """True for a ``quantization_config`` of GPTQ or AWQ."""
     return isinstance(quantisation, Mapping) and quantisation.get("quant_method") in METHODS
 
