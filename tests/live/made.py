@@ -331,8 +331,14 @@ def _words(numbers: torch.Tensor, dim: int, order: tuple[int, ...] = tuple(range
 
 
 def _in_groups(matrix: torch.Tensor, group: int, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes (outputs, inputs), scales and zero points (outputs, groups) of a matrix; all 16 codes are there."""
+    """Codes (outputs, inputs), scales and zero points (outputs, groups) of a matrix; all 16 codes are there.
+
+    Where it is not symmetric, the first two outputs have only numbers above and below 0, and so zero points of 0 and
+    15; they are small, or these outputs would be larger than all others.
+    """
     grouped = matrix.float().unflatten(1, (-1, group))
+    if not symmetric:
+        grouped[0], grouped[1] = grouped[0].abs() / 8, -grouped[1].abs() / 8
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     scales = (torch.maximum(-low, high) / 7.5 if symmetric else (high - low) / 15).half()
     zeros = torch.full_like(scales, 8) if symmetric else (-low / scales.float()).round().clamp(0, 15)
@@ -341,7 +347,7 @@ def _in_groups(matrix: torch.Tensor, group: int, symmetric: bool) -> tuple[torch
 
 
 def _in_int4(
-    folder: Path, group: int, config: dict[str, Any], *, symmetric: bool, of_others: torch.dtype = torch.bfloat16
+    folder: Path, group: int, config: dict[str, Any], *, symmetric: bool, of_others: torch.dtype = torch.float32
 ) -> Path:
     """Projections of attention, experts and shared experts in INT4; all else in another type."""
     awq = config["quant_method"] == "awq"

@@ -26,7 +26,7 @@ from workbench.models import ModelConfig
 from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import Schedule, Sequential
 from workbench.serving import fits
-from workbench.stages import Precision, experts
+from workbench.stages import experts
 
 ASKED = requests((1, 19, 7), 8, vocab=211, seed=7)
 
@@ -158,6 +158,38 @@ def test_experts_are_held_as_stored_and_compute_what_transformers_reads(
     assert len(set(sum(found.tokens, ()))) > 5
 
 
+def in_bytes(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Numbers as multiples of each group's largest magnitude over 127."""
+    grouped = x.unflatten(-1, (-1, group))
+    scales = grouped.abs().amax(-1, keepdim=True) / 127
+    return ((grouped / torch.where(scales > 0, scales, 1.0)).round() * scales).flatten(-2)
+
+
+def test_tokens_are_transformers_where_it_rounds_activations_as_the_kernel(
+    quantised: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the token: all else is in fp32 on both sides."""
+    pytest.importorskip("transformers")
+    name = "qwen3_moe, gptq int4_g32"
+
+    def forward(self: Any, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(h)
+        for t, row in enumerate(h):
+            for expert, weight in zip(ids[t], weights[t], strict=True):
+                gate, up = (self.gate_up_proj[expert] @ in_bytes(row, 32)).chunk(2)
+                inner = torch.nn.functional.silu(gate) * up
+                out[t] += weight * (self.down_proj[expert] @ in_bytes(inner, 32))
+        return out
+
+    found = wb.run(as_stored(wb.checkpoint(quantised(name)), "all_cpu"), Sequential())
+    theirs = of_int4(quantised(name), tmp_path)
+    monkeypatch.setattr(type(theirs.model.layers[0].mlp.experts), "forward", forward)
+    for request, made in zip(ASKED, found.tokens, strict=True):
+        with torch.no_grad():
+            scores = theirs(torch.tensor([(*request.prompt, *made)])).logits[0, len(request.prompt) - 1 : -1]
+        assert scores.argmax(dim=-1).tolist() == list(made)
+
+
 @pytest.mark.parametrize(("pipeline", "schedule"), [*OF_SYSTEMS, ("experts_on_cpu", Sequential())])
 def test_tokens_are_the_same_wherever_experts_are_that_stay_as_stored(
     held: ModelConfig, pipeline: str, schedule: Schedule
@@ -182,18 +214,23 @@ def test_experts_in_int4_take_their_bits_and_a_scale_per_group(name: str, quanti
 
 @pytest.mark.parametrize("name", INT4)
 def test_experts_in_int4_keep_every_number(name: str, quantised: Any) -> None:
-    """Those that the kernel computes with are those of the checkpoint, which fp32 holds exactly."""
-    model = wb.checkpoint(quantised(name))
-    plain = packed_in(model, Precision("fp32", "fp32"))
-    for own, wanted in zip(packed_in(model), plain, strict=True):
-        np.testing.assert_array_equal(own, wanted)
+    path = quantised(name)
+    model = wb.checkpoint(path)
+    told = json.loads((path / "config.json").read_text())["quantization_config"]
+    tensors = load_file(path / "model.safetensors")
+    names = model.family.tensors
+    for expert, (gate_up, down) in enumerate(zip(*packed_in(model), strict=True)):
+        found = dict(zip((names.gate, names.up), np.split(gate_up, 2), strict=True)) | {names.down: down}
+        for which, own in found.items():
+            stem = f"{names.layers}.1.{names.expert(expert)}.{which}"
+            parts = {what: tensors[f"{stem}.{what}"].numpy() for what in ("qweight", "qzeros", "scales")}
+            np.testing.assert_array_equal(own, numbers_of(told, **parts))
 
 
-def packed_in(model: ModelConfig, precision: Precision | None = None) -> list[Any]:
-    """The numbers of the experts of a layer, as they are held."""
+def packed_in(model: ModelConfig) -> list[Any]:
+    """The numbers of the experts of a layer, as they are held: gates and ups, and downs."""
     of = as_stored(model, "all_cpu")
-    store = WeightStore(model, precision or of.precision, stack_graph(of.stack, model))
-    found = packed_of(store.resident(1, experts))
+    found = packed_of(WeightStore(model, of.precision, stack_graph(of.stack, model)).resident(1, experts))
     return [unpacked(matrices, range(len(found))) for matrices in (found.gate_up, found.down)]
 
 
@@ -338,7 +375,8 @@ def test_an_llm_leaves_experts_in_int4_as_they_are(name: str, quantised: Any) ->
     llm = wb.LLM(wb.checkpoint(quantised(name)))
     workload = wb.Workload.of([ASKED[1]])
     found = wb.run(llm.scenario(workload), Sequential())
-    assert f"{name.rpartition(' ')[2].rpartition('_g')[0]} (experts) and bf16" in found.facts["weights"]
+    form = name.rpartition(" ")[2].rpartition("_g")[0]
+    assert f"{form} (experts) and {'bf16' if 'awq' in name else 'fp32'}" in found.facts["weights"]
 
 
 def test_an_llm_converts_by_itself(quantised: Any) -> None:
