@@ -52,14 +52,14 @@ def int4_codes(words: torch.Tensor, order: Int4Order) -> torch.Tensor:
         raise ValueError(
             f"words must be a matrix of int32, not {tuple(words.shape)} {words.dtype}: pass qweight or qzeros."
         )
-    halves = words.contiguous().view(torch.uint8).unflatten(1, (-1, 4))
-    eights = torch.stack((halves & 15, halves >> 4), dim=-1).flatten(-2)
-    if order is Int4Order.INPUTS:
-        # eight numbers of a byte each move together
-        return eights.view(torch.int64).squeeze(-1).T.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    if order is Int4Order.AWQ:
-        eights = eights[..., _AWQ_PLACES]
-    return eights.flatten(1).T.contiguous()
+    turned = words.T.contiguous()
+    rows, columns = turned.shape
+    inputs = order is Int4Order.INPUTS
+    found = torch.empty((rows, columns, 8) if inputs else (rows, 8, columns), dtype=torch.uint8, device=words.device)
+    places = _AWQ_PLACES if order is Int4Order.AWQ else range(8)
+    for place, numbers in zip(places, found.unbind(-1 if inputs else 1), strict=True):
+        numbers.copy_(turned >> 4 * place & 15)
+    return found.flatten(1) if inputs else found.flatten(0, 1)
 
 
 @public
