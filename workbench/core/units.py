@@ -29,8 +29,10 @@ WEIGHT_BYTES: dict[str, float] = {
 """Bytes per weight. MXFP4 includes its 8-bit scale per 32 weights; scales of larger blocks (0.02 %) are left out."""
 QUANTISED = ("int8", "int4")
 """Formats into which routed experts can be rounded when a model is loaded."""
-PACKED = (*QUANTISED, "uint4", "mxfp4")
-"""Formats of routed experts that the CPU's kernels compute with; the last two stay as their checkpoint has them."""
+CPU_ONLY = ("uint4", "mxfp4")
+"""Formats in which routed experts stay as their checkpoint has them, and which only the CPU's kernels compute with."""
+PACKED = (*QUANTISED, *CPU_ONLY)
+"""Formats of routed experts that the CPU's kernels compute with."""
 GROUPS = (128, 64)
 """Columns of such weights that share a scale in fp32: the first number that divides the sizes of the experts. With 64
 the kernel takes 1.3 times as long at 16 rows per expert (Zen 4)."""
