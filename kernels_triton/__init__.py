@@ -20,7 +20,7 @@ from .moe.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .moe.grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
 from .moe.pairs import Blocks, sort_pairs
 from .moe.router import Routing, route, route_reference, route_work, with_shared
-from .moe.stored_formats import fp8_weights, mxfp4_weights
+from .moe.stored_formats import Int4Order, fp8_weights, int4_codes, int4_weights, mxfp4_weights
 from .rows.gated import gated, gated_reference, gated_work
 from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
 from .rows.linear import linear, linear_reference, linear_work

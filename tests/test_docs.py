@@ -27,7 +27,7 @@ from workbench.bench import simulator
 from workbench.bench.schedules import NEAR
 from workbench.core import errors
 from workbench.core.quiet import OTHERS
-from workbench.core.units import WEIGHT_BYTES, format_bytes, parse_bytes
+from workbench.core.units import INT4_GROUPS, WEIGHT_BYTES, format_bytes, parse_bytes
 from workbench.hardware.processors import ProcessorKind
 from workbench.models.built.mixing import _DELTA_MACS, _SCAN_MACS
 from workbench.models.families import FAMILIES, RUNNABLE
@@ -574,6 +574,11 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
     yield "docs/models.md", f"its state in the same way: {_SCAN_MACS} multiply-adds"
     yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
     yield "docs/models.md", f"Experts in MXFP4 (GPT-OSS) stay as they are, {8 * WEIGHT_BYTES['mxfp4']:g} bits a weight"
+    yield (
+        "docs/models.md",
+        f"without: {8 * WEIGHT_BYTES['uint4_g128']:g} bits a weight in groups of {INT4_GROUPS[0]}, with the",
+    )
+    yield "docs/models.md", f"groups of {INT4_GROUPS[0]}, {INT4_GROUPS[1]} and {INT4_GROUPS[2]} columns"
     yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs, {cpus} CPUs and {both} chips with both"
     yield "docs/machines.md", f"two channels of DDR5-6000 give {wide / 1e9:.0f} GB/s"
     assert macs[False] == pytest.approx(2 / 3, abs=0.001)

@@ -84,16 +84,16 @@ def fused_moe(
 
     With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
     BF16 experts with more than a few tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8,
-    INT4 and MXFP4 weights they are rounded to multiples of each group's largest magnitude over 127. With INT8 and INT4
-    matrix registers, which serve experts with more than a few tokens and groups of a multiple of 32 columns, give the
-    same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
+    INT4, UINT4 and MXFP4 weights they are rounded to multiples of each group's largest magnitude over 127. With all
+    but the last, matrix registers, which serve experts with more than a few tokens and groups of a multiple of 32
+    columns, give the same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
 
     Parameters
     ----------
     x : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
-        The layer's experts from `pack_experts`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or
+        The layer's experts from `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or
         `pack_by_node`. With the last, the cores of each NUMA node compute with its own slice, and the slices' results
         are summed in order.
     ids : (T, k) int32 or int64
@@ -119,8 +119,8 @@ def fused_moe(
     -------
     (T, M) fp32
         `out` if given, else new: a tensor if `x` is one, else an array. Relative Frobenius error against float64 with
-        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8, INT4 and MXFP4, 3e-2 in
-        rows of a few numbers.
+        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with formats that have scales, 3e-2
+        in rows of a few numbers.
 
     Raises
     ------

@@ -77,12 +77,12 @@ def experts_of_blocks(
 
     Parameters
     ----------
-    gate_up : (E, 2 F, M) fp32, torch.bfloat16, uint16 that holds bfloat16 bits, or int8; (E, 2 F, M / 2) uint8 for INT4
-        and MXFP4
+    gate_up : (E, 2 F, M) fp32, torch.bfloat16, uint16 that holds bfloat16 bits, or int8; (E, 2 F, M / 2) uint8 where
+        numbers have 4 bits
         `PackedExperts.gate_up.blocks`, or a copy that begins on a multiple of 64 bytes.
     down : (E, M, F), or (E, M, F / 2) uint8; as gate_up
-    gate_up_scales : (E, 2 F / 64, groups, 64) fp32, or uint8 for MXFP4, optional
-        `PackedExperts.gate_up.scales` of INT8, INT4 and MXFP4, or a copy. An exponent of MXFP4 is at most 254.
+    gate_up_scales : (E, 2 F / 64, groups, 64) fp32, int32 for UINT4, or uint8 for MXFP4, optional
+        `PackedExperts.gate_up.scales` of formats that have some, or a copy. An exponent of MXFP4 is at most 254.
     down_scales : (E, M / 64, groups, 64), as gate_up_scales, optional
 
     Returns
@@ -121,8 +121,9 @@ def _of_blocks(name: str, operand: Operand, scales: Operand | None) -> Matrices:
     array = checked(name, operand, "E R C", *dict.fromkeys(TYPES.values()))
     format = next(format for format, dtype in TYPES.items() if array.dtype == dtype)
     steps = None if scales is None else host_array(f"{name}_scales", scales)
-    if format is Format.INT4 and steps is not None and steps.dtype == np.uint8:
-        format = Format.MXFP4
+    if array.dtype == np.uint8 and steps is not None:
+        four_bits = [Format.MXFP4, Format.UINT4]
+        format = next((each for each in four_bits if steps.dtype == each.scale_type), Format.INT4)
     count, rows, dim = array.shape
     dim *= 2 if array.dtype == np.uint8 else 1
     if 0 in array.shape or rows % ROWS or dim % ROWS or not array.flags.c_contiguous or array.ctypes.data % LINE:

@@ -3,7 +3,8 @@
 Packed words have the layout of the right operand of a product: its row s holds word s of every row of the block. With
 BF16 weights each number of a token is rounded to bf16, or split into three bf16 terms, so that products are exact, as
 in `vectors`; but an infinity then gives NaN. Denormal terms count as zero. INT8 is computed in integers until the sums
-of a group are scaled, and INT4 is unpacked to bytes first, so that results are equal to those of `vectors` bit by bit.
+of a group are scaled, and INT4 and UINT4 are unpacked to bytes first, so that results are equal to those of `vectors`
+bit by bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numba import types
 from ..codegen.compiled import emitted, literal
 from ..codegen.matrix_ir import ROWS, TERMS, Matrices
 from ..codegen.vector_ir import I64, LINE, Emitter
-from .vectors import ahead, nibbles
+from .vectors import ahead, nibbles, scales_without_zeros, times_zeros
 from .weights import ROWS as BLOCK
 from .weights import Format
 
@@ -151,7 +152,7 @@ _NUMBERS = 5
 
 
 def columns_together(group: int) -> int:
-    """Columns of INT8 or INT4 that one instruction multiplies, a divisor of the scale group; 0 if there is none."""
+    """Columns of INT8, INT4 or UINT4 that one instruction multiplies, a divisor of the scale group; 0 for none."""
     return next((columns for columns in (64, 32) if group % columns == 0), 0)
 
 
@@ -170,7 +171,7 @@ def shape_bytes(typing: Any, columns: Any) -> Any:
 
 @emitted
 def unpack(typing: Any, words: Any, steps: Any, target: Any) -> Any:
-    """Unpack INT4 words (steps, 64) into INT8 words (2 steps, 64)."""
+    """Unpack INT4 or UINT4 words (steps, 64) into INT8 words (2 steps, 64)."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, ROWS)
@@ -200,11 +201,13 @@ def scaled_matrix_block(
 ) -> Any:  # fmt: skip
     """sums[t, r] += scale[r] x_scale[t] (offset[t] + row[r] . x[t]) over the columns of one group.
 
-    `numbers` are the group's words, INT4 after `unpack`. There are 16 tokens, of which `left` count; they are `stride`
-    bytes apart, their scales and offsets `scale_stride`. `tile` (16, 64) int32 is scratch. Emits nothing for 0 columns.
+    `numbers` are the group's words, INT4 and UINT4 after `unpack`; in UINT4 an offset is multiplied by the group's zero
+    point. There are 16 tokens, of which `left` count; they are `stride` bytes apart, their scales and offsets
+    `scale_stride`. `tile` (16, 64) int32 is scratch. Emits nothing for 0 columns.
     """
     words = literal(columns) // 4
-    from_memory = Format(literal(format)) is Format.INT8
+    stored = Format(literal(format))
+    from_memory = stored is Format.INT8
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not words:
@@ -231,7 +234,8 @@ def scaled_matrix_block(
         for x, total in enumerate(_SUMS):
             m.store(total, e.at(tile_, LINE * x), I64(4 * BLOCK))
         places = range(0, 4 * BLOCK, LINE)
-        own = [e.load_f32(scales_, place) for place in places]
+        held = [e.load(e.at(scales_, place), e.i32s, LINE) for place in places]
+        own = [scales_without_zeros(e, words) if stored is Format.UINT4 else e.floats(words) for words in held]
 
         def token(index: Any, _: list[Any]) -> list[Any]:
             behind = builder.mul(index, scale_stride_)
@@ -240,8 +244,9 @@ def scaled_matrix_block(
             row = builder.mul(index, I64(4 * BLOCK))
             here = e.at(tile_, row)
             to = e.at(sums_, row)
-            for place, scale in zip(places, own, strict=True):
-                total = builder.sitofp(builder.add(e.load(e.at(here, place), e.i32s, LINE), start), e.f32s)
+            for place, scale, words in zip(places, own, held, strict=True):
+                begin = times_zeros(e, words, start) if stored is Format.UINT4 else start
+                total = builder.sitofp(builder.add(e.load(e.at(here, place), e.i32s, LINE), begin), e.f32s)
                 e.store_f32(e.fma(total, builder.fmul(scale, factor), e.load_f32(to, place)), to, place)
             return []
 

@@ -13,7 +13,18 @@ from ..codegen.compiled import compiled
 from ..codegen.rounding import bfloat16_pairs
 from ..declarations import public
 from ..machine.huge_pages import empty_in_huge_pages
-from .weights import GROUP, LINE, MXFP4_GROUP, ROWS, Format, Matrices, PackedExperts, check_layer, stored_numbers
+from .weights import (
+    GROUP,
+    LINE,
+    MXFP4_GROUP,
+    ROWS,
+    ZERO_BITS,
+    Format,
+    Matrices,
+    PackedExperts,
+    check_layer,
+    stored_numbers,
+)
 
 _STREAMS = 4
 """Streams in which a block may be read side by side; without groups the number of steps is a multiple of it."""
@@ -45,10 +56,11 @@ def pack_experts(
     down : (E, M, F), or E matrices (M, F); as gate_up
     format : Format or its name, optional
         "fp32", "bf16" (rounded to nearest even), "int8" or "int4" (rounded to the nearest multiple of the group's
-        largest magnitude over 127 or 7), or "mxfp4" (as OCP Microscaling Formats 1.0, section 6.3); by default bf16 for
-        bf16 weights, else fp32.
+        largest magnitude over 127 or 7), "uint4" (to the nearest of 16 numbers from the group's least to its largest,
+        0 among them), or "mxfp4" (as OCP Microscaling Formats 1.0, section 6.3); by default bf16 for bf16 weights, else
+        fp32.
     group : int
-        Columns that share a scale in INT8 and INT4, a multiple of 8; 32 do in MXFP4.
+        Columns that share a scale in INT8, INT4 and UINT4, a multiple of 8; 32 do in MXFP4.
 
     Returns
     -------
@@ -76,6 +88,141 @@ def pack_experts(
     chosen = _format(format, first.dtype)
     group = MXFP4_GROUP if chosen is Format.MXFP4 else group
     return PackedExperts(_packed("gate_up", first, chosen, group), _packed("down", second, chosen, group))
+
+
+@public
+def pack_int4(
+    gate_up: Operand | Sequence[Operand],
+    gate_up_scales: Operand | Sequence[Operand],
+    down: Operand | Sequence[Operand],
+    down_scales: Operand | Sequence[Operand],
+    *,
+    gate_up_zeros: Operand | Sequence[Operand] | None = None,
+    down_zeros: Operand | Sequence[Operand] | None = None,
+) -> PackedExperts:
+    """Copy experts in group-wise INT4, as GPTQ and AWQ quantise them, into the layout that `fused_moe` reads.
+
+        weight = (code - zero point) * scale
+
+    The weights keep their numbers. `int4_codes` unpacks the codes of checkpoints.
+
+    Parameters
+    ----------
+    gate_up : (E, 2 F, M) uint8, or E matrices (2 F, M)
+        Codes from 0 to 15: per expert the rows of the gate, then those of the up projection.
+    gate_up_scales : (E, 2 F, groups) fp16, fp32, torch.bfloat16, or uint16 that holds its bits; or E matrices
+        Each is of M / groups columns, a multiple of 8. With zero points the last four bits of fp32 scales must be 0, as
+        they are where the numbers have been fp16 or bf16.
+    down, down_scales : (E, M, F) and (E, M, groups), or E matrices of each; as gate_up and gate_up_scales
+    gate_up_zeros, down_zeros : (E, 2 F, groups) and (E, M, groups) uint8, or E matrices of each, optional
+        Zero points from 0 to 15, both or none; without them all are 8 (symmetric quantisation).
+
+    Returns
+    -------
+    PackedExperts
+        A copy in the format INT4, with zero points UINT4; the original weights are no longer needed.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If shapes disagree, a code or a zero point is above 15, a scale is not finite or has too many bits.
+
+    Examples
+    --------
+    >>> codes, scales = np.full((1, 64, 64), 11, np.uint8), np.full((1, 64, 2), 0.5, np.float16)
+    >>> experts = pack_int4(codes, scales, codes[..., :32], scales[..., :1])
+    >>> len(experts), experts.format.name
+    (1, 'INT4')
+    """
+    if (gate_up_zeros is None) != (down_zeros is None):
+        raise ValueError("gate_up_zeros and down_zeros must both be given, or none: pass 8 for the one that is none.")
+    first = _packed_int4("gate_up", gate_up, gate_up_scales, gate_up_zeros)
+    second = _packed_int4("down", down, down_scales, down_zeros)
+    check_layer((len(first.words), first.rows, first.dim), (len(second.words), second.rows, second.dim))
+    return PackedExperts(first, second)
+
+
+def _packed_int4(name: str, codes: Any, scales: Any, zeros: Any) -> Matrices:
+    """Pack one matrix in INT4 or UINT4 per expert; each is asked for once."""
+    count = len(codes)
+    format = Format.INT4 if zeros is None else Format.UINT4
+    if count == 0 or len(scales) != count or (zeros is not None and len(zeros) != count):
+        raise ValueError(f"{name}, {name}_scales and {name}_zeros must have an expert each, and as many: pass a layer.")
+    words: NDArray[np.uint32] = np.empty(0, np.uint32)
+    held: NDArray[Any] = np.empty(0, format.scale_type)
+    shape, group = (0, 0), 0
+    for e in range(count):
+        own = checked(f"{name}[{e}]", codes[e], "R C", np.uint8)
+        factors = _fp32(checked(f"{name}_scales[{e}]", scales[e], "R G", *_PACKED_FROM))
+        rows, columns = own.shape
+        groups = factors.shape[1]
+        if e == 0:
+            if 0 in (rows, groups) or columns % groups or columns // groups % 8 or columns == 0:
+                raise ValueError(
+                    f"{name}_scales[0] must have groups of a multiple of 8 columns, not {groups} for {columns}: pass "
+                    "the scales of one matrix."
+                )
+            shape, group = own.shape, columns // groups
+            blocks = -(-rows // ROWS)
+            words = empty_in_huge_pages((count, blocks, columns // 8, ROWS), np.uint32)
+            held = empty_in_huge_pages((count, blocks, groups, ROWS), format.scale_type)
+        if own.shape != shape or factors.shape != (rows, shape[1] // group):
+            raise ValueError(
+                f"{name}[{e}] must be {shape} with scales {(shape[0], shape[1] // group)}, not {own.shape} and "
+                f"{factors.shape}: pass one layer's experts."
+            )
+        if not _reorder_int4(np.ascontiguousarray(own), words[e]):
+            raise ValueError(f"{name}[{e}] must have codes from 0 to 15: unpack them first.")
+        if not np.isfinite(factors).all():
+            raise ValueError(f"{name}_scales[{e}] must be finite: repair the checkpoint.")
+        held[e] = _in_lanes(factors if zeros is None else _with_zeros(f"{name}_zeros[{e}]", zeros[e], factors))
+    return Matrices(words, held, *shape, format, group)
+
+
+def _with_zeros(name: str, given: Any, scales: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Scales (R, G) with the zero points of their groups in their last bits, as UINT4 has them."""
+    zeros = checked(name, given, "R G", np.uint8)
+    bits = scales.view(np.int32)
+    if zeros.shape != scales.shape or zeros.max(initial=0) > ZERO_BITS:
+        raise ValueError(
+            f"{name} must be {scales.shape} from 0 to {ZERO_BITS}, not {zeros.shape} up to {zeros.max(initial=0)}: "
+            "pass one for each scale."
+        )
+    if (bits & ZERO_BITS).any():
+        raise ValueError(f"the scales of {name} must have 20 bits of mantissa at most: round them to fp16 or bf16.")
+    found: NDArray[np.int32] = bits | zeros
+    return found
+
+
+def _in_lanes(scales: NDArray[Any]) -> NDArray[Any]:
+    """Scales (R, G) in the order of blocks (blocks, G, 64); those of rows that are missing are 0."""
+    rows, groups = scales.shape
+    padded = np.zeros((-(-rows // ROWS) * ROWS, groups), scales.dtype)
+    padded[:rows] = scales
+    return padded.reshape(-1, ROWS, groups).swapaxes(1, 2)
+
+
+@compiled()
+def _reorder_int4(codes: Any, words: Any) -> bool:
+    """Copy rows of codes (R, C) to words (blocks, C / 8, 64); False if one is above 15.
+
+    Four columns in a row lie in the low halves of a word's bytes, the next four in the high halves.
+    """
+    rows, columns = codes.shape
+    every = np.uint8(0)
+    for row in range(len(words) * ROWS):
+        block = row // ROWS
+        lane = row % ROWS
+        for step in range(columns // 8):
+            word = np.uint32(0)
+            for place in range(8 if row < rows else 0):
+                code = codes[row, 8 * step + place]
+                every |= code
+                word |= np.uint32(np.uint32(code) << np.uint32(8 * (place % 4) + 4 * (place // 4)))
+            words[block, step, lane] = word
+    return bool(every < 16)
 
 
 @public
@@ -289,9 +436,29 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
             raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
         _reorder_mxfp4(*_as_mxfp4(full), words[None], scales[None])
         return words, scales
+    if format is Format.UINT4:
+        if not np.isfinite(full).all():
+            raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
+        codes, scales = _as_uint4(full, group)
+        _reorder_int4(codes, words[None])
+        return words, scales.T
     if not _round(full, format.zero, format is Format.INT4, words, scales):
         raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
     return words, scales
+
+
+def _as_uint4(full: NDArray[np.float32], group: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Round rows (R, width) to codes (R, width), and to scales with zero points (R, groups)."""
+    grouped = full.reshape(len(full), -1, group).astype(np.float64)
+    low = np.minimum(grouped.min(axis=2), 0)
+    high = np.maximum(grouped.max(axis=2), 0)
+    bits = ((high - low) / 15).astype(np.float32).view(np.int32)
+    bits = bits + ZERO_BITS & ~ZERO_BITS  # rounded up, so that 16 numbers reach from the least to the largest
+    scales = bits.view(np.float32).astype(np.float64)
+    units = np.where(scales > 0, scales, 1.0)
+    zeros = np.rint(-low / units)
+    codes = np.clip(np.rint(grouped / units[..., None]) + zeros[..., None], 0, 15)
+    return codes.astype(np.uint8).reshape(full.shape), bits | zeros.astype(np.int32)
 
 
 def _as_mxfp4(full: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

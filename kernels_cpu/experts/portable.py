@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..codegen.compiled import compiled
-from .weights import MXFP4_BYTES, ROWS, Format
+from .weights import MXFP4_BYTES, ROWS, ZERO_BITS, Format
 
 _INT8 = int(Format.INT8)
 _MXFP4 = int(Format.MXFP4)
+_UINT4 = int(Format.UINT4)
 _BYTES = np.array(MXFP4_BYTES, np.int32)
 
 
@@ -36,7 +37,7 @@ def bf16_rows(words: Any, x: Any, out: Any) -> None:
 def scaled_rows(
     words: Any, format: int, scales: Any, x: Any, x_scales: Any, offsets: Any, sums: Any, out: Any
 ) -> None:  # fmt: skip
-    """Compute `scaled_block` for one token, INT8, INT4 or MXFP4; `sums` (64,) int32 is scratch."""
+    """Compute `scaled_block` for one token, INT8, INT4, UINT4 or MXFP4; `sums` (64,) int32 is scratch."""
     groups = len(scales)
     steps = len(words) // groups
     per_word = 4 if format == _INT8 else 8
@@ -44,7 +45,8 @@ def scaled_rows(
     mask = np.uint32((1 << (32 // per_word)) - 1)
     out[:] = 0
     for g in range(groups):
-        sums[:] = offsets[g]
+        for r in range(ROWS):
+            sums[r] = offsets[g] * (np.int32(scales[g, r]) & np.int32(ZERO_BITS)) if format == _UINT4 else offsets[g]
         for s in range(g * steps, (g + 1) * steps):
             for j in range(per_word):
                 # words of 4 bits hold four numbers in the low halves of their bytes, then four in the high halves
@@ -54,7 +56,12 @@ def scaled_rows(
                     code = np.int32(np.uint32(words[s, r] >> shift) & mask)
                     sums[r] += (_BYTES[code] if format == _MXFP4 else code) * number
         for r in range(ROWS):
-            scale = _power(scales[g, r]) if format == _MXFP4 else np.float32(scales[g, r])
+            if format == _MXFP4:
+                scale = _power(scales[g, r])
+            elif format == _UINT4:
+                scale = _without_zero(scales[g, r])
+            else:
+                scale = np.float32(scales[g, r])
             out[r] += np.float32(sums[r]) * (scale * x_scales[g])
 
 
@@ -62,3 +69,9 @@ def scaled_rows(
 def _power(exponent: int) -> Any:
     """The scale that an exponent of MXFP4 means."""
     return np.uint32(np.uint32(exponent) << np.uint32(23)).view(np.float32)
+
+
+@compiled()
+def _without_zero(word: int) -> Any:
+    """The scale of a word of UINT4 that also holds a zero point."""
+    return np.uint32(np.uint32(word) & np.uint32(0xFFFFFFFF & ~ZERO_BITS)).view(np.float32)

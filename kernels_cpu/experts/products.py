@@ -212,7 +212,7 @@ def _rows(lanes: int) -> Any:
 
 @functools.cache
 def _scaled(lanes: int, format: int) -> Any:
-    """INT8, INT4 or MXFP4 words and activations in bytes.
+    """INT8, INT4, UINT4 or MXFP4 words and activations in bytes.
 
     The first pass has four tokens. The code for six computes faster, but hardware often fails to prefetch the block for
     it (0.4 of the read rate on Zen 4), so it serves the later passes, when the block is in a cache.
@@ -254,8 +254,9 @@ def _scaled(lanes: int, format: int) -> Any:
 
 @functools.cache
 def _scaled_matrices(format: int, columns: int) -> Any:
-    """INT8 or INT4 words and activations in bytes, group by group, by matrix registers."""
-    halves = Format(format) is Format.INT4
+    """INT8, INT4 or UINT4 words and activations in bytes, group by group, by matrix registers."""
+    per_word = Format(format).per_word
+    halves = per_word > Format.INT8
 
     @compiled()
     def multiply_scaled_matrices(
@@ -283,8 +284,8 @@ def _scaled_matrices(format: int, columns: int) -> Any:
                     for t in range(first, last, TOGETHER):
                         scaled_matrix_block(
                             columns, format, numbers, own + 4 * ROWS * g,
-                            x.numbers.ctypes.data + t * stride + each * format * g, stride, min(TOGETHER, last - t),
-                            each * format // columns, x.scales.ctypes.data + t * scale_stride + 4 * g,
+                            x.numbers.ctypes.data + t * stride + each * per_word * g, stride, min(TOGETHER, last - t),
+                            each * per_word // columns, x.scales.ctypes.data + t * scale_stride + 4 * g,
                             x.offsets.ctypes.data + t * scale_stride + 4 * g, scale_stride, tile.ctypes.data,
                             sums.ctypes.data + 4 * ROWS * (t - first),
                         )  # fmt: skip

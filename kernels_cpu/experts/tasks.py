@@ -50,8 +50,8 @@ def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
 
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
-    """Columns of INT8 or INT4 that one matrix instruction multiplies, for experts with many tokens; 0 without."""
-    bytes_ = experts.format in (Format.INT8, Format.INT4)
+    """Columns of INT8, INT4 or UINT4 that a matrix instruction multiplies, for experts with many tokens; 0 without."""
+    bytes_ = experts.format in (Format.INT8, Format.INT4, Format.UINT4)
     if not bytes_ or path is not CodePath.AVX512 or not has_matrices():
         return 0
     return columns_together(math.gcd(experts.gate_up.group, experts.down.group))

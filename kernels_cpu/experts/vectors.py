@@ -15,12 +15,12 @@ from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I8, I32, I64, LINE, Emitter
 from ..machine.features import has
 from ..machine.parameters import parameters
-from .weights import MXFP4_BYTES, ROWS, Format
+from .weights import MXFP4_BYTES, ROWS, ZERO_BITS, Format
 
 SUMS = parameters().experts.sums
 """Registers used for running sums, by lanes."""
 _AHEAD = parameters().experts.ahead
-_SHORT_STEPS = {Format.INT4: 4, Format.MXFP4: 2}
+_SHORT_STEPS = {Format.INT4: 4, Format.UINT4: 4, Format.MXFP4: 2}
 """Words per row whose products with bytes add up within 16 bits: 16 of at most 15 x 127, and 8 of at most 24 x 127."""
 _SCALES_AHEAD = 512
 """Prefetch distance in the scales of a block, which has so few per group that hardware does not prefetch them [byte].
@@ -266,9 +266,9 @@ def scaled_block(
 ) -> Any:  # fmt: skip
     """out[t, r] = sum over groups of scale[r] x_scale[t] (offset[t] + row[r] . x[t]), with dot products of integers.
 
-    For a block of INT8, INT4 or MXFP4 words and tokens of signed bytes, with `steps` words per row and scale group.
-    `x_scales` and `offsets` (T, groups) are contiguous. Four bytes are multiplied at once where the CPU has
-    AVX512_VNNI.
+    For a block of INT8, INT4, UINT4 or MXFP4 words and tokens of signed bytes, with `steps` words per row and scale
+    group. `x_scales` and `offsets` (T, groups) are contiguous; in UINT4 an offset is multiplied by the group's zero
+    point. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
     """
     width = literal(lanes)
     stored = Format(literal(format))
@@ -335,10 +335,14 @@ def scaled_block(
         def group(number: Any, rows: _Pass) -> None:
             first = builder.mul(number, steps_)
             place = builder.mul(number, I64(4))
-            begin = [e.spread_i32(e.at(start, place)) for _ in range(rows.registers) for start in starts]
+            own_scales = e.at(scales_, builder.mul(number, I64(scale_bytes)))
+            begin = [
+                _offset(e, own_scales, rows.place, v, e.spread_i32(e.at(start, place)), stored)
+                for v in range(rows.registers)
+                for start in starts
+            ]
             sums = steps_of(first, begin, rows)
             begun = builder.icmp_signed(">", number, I64(0))
-            own_scales = e.at(scales_, builder.mul(number, I64(scale_bytes)))
             totals = []
             for v in range(rows.registers):
                 own = _scales(e, own_scales, rows.place, v, stored)
@@ -366,11 +370,35 @@ def scaled_block(
 
 def _scales(e: Emitter, scales: Any, place: Any, register: int, stored: Format) -> Any:
     """The scales of a register of a pass as fp32, of those of a group; `place` is that of the pass."""
+    if stored is Format.UINT4:
+        return scales_without_zeros(e, _scale_words(e, scales, place, register))
     if stored is not Format.MXFP4:
         return e.load_f32(e.at(scales, place), 4 * e.lanes * register)
     here = e.at(e.at(scales, e.b.udiv(place, I64(4))), e.lanes * register)
     exponents = e.b.zext(e.load(here, ir.VectorType(I8, e.lanes), e.lanes), e.i32s)
     return e.floats(e.b.shl(exponents, e.iconst(23)))
+
+
+def _scale_words(e: Emitter, scales: Any, place: Any, register: int) -> Any:
+    """The words of UINT4 that hold the scales and the zero points of a register of a pass."""
+    return e.load(e.at(e.at(scales, place), 4 * e.lanes * register), e.i32s, 4 * e.lanes)
+
+
+def scales_without_zeros(e: Emitter, words: Any) -> Any:
+    """The scales in words of UINT4 as fp32."""
+    return e.floats(e.b.and_(words, e.iconst(0xFFFFFFFF & ~ZERO_BITS)))
+
+
+def times_zeros(e: Emitter, words: Any, offset: Any) -> Any:
+    """The zero points in words of scales of UINT4, times a token's offset."""
+    return e.b.mul(e.b.and_(words, e.iconst(ZERO_BITS)), offset)
+
+
+def _offset(e: Emitter, scales: Any, place: Any, register: int, offset: Any, stored: Format) -> Any:
+    """The number at which the sums of a register of a pass begin, of a token's offset."""
+    if stored is not Format.UINT4:
+        return offset
+    return times_zeros(e, _scale_words(e, scales, place, register), offset)
 
 
 def nibbles(e: Emitter, words: Any, half: int) -> Any:
@@ -379,7 +407,7 @@ def nibbles(e: Emitter, words: Any, half: int) -> Any:
 
 
 def _bytes(e: Emitter, words: Any, stored: Format) -> list[Any]:
-    """The unsigned bytes of INT8, INT4 or MXFP4 words, four columns per word of a register."""
+    """The unsigned bytes of INT8, INT4, UINT4 or MXFP4 words, four columns per word of a register."""
     if stored is Format.INT8:
         return [words]
     codes = [nibbles(e, words, half) for half in (0, 1)]

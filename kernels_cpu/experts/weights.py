@@ -4,7 +4,8 @@ A matrix (R, C) becomes 32-bit words (blocks, C / per word, 64). Word [b, s, r] 
 row 64 b + r, the first in its lowest bits; with INT4 four elements are in the low nibbles of its bytes and the next
 four in the high nibbles. A block is thus one stream in memory, the lanes of a register of words are rows, and no sum is
 taken across lanes. INT8 and INT4 are symmetric with one scale per row and group of columns; words hold the number plus
-128 or 8. MXFP4 has the order of INT4; its words hold codes of 4-bit floats, and the scale of 32 columns is an exponent.
+128 or 8. UINT4 is INT4 with a zero point per row and group in the place of 8, in the lowest bits of the scale. MXFP4
+has the order of INT4; its words hold codes of 4-bit floats, and the scale of 32 columns is an exponent.
 Weights in place are a view of the same words with other strides: the 64 rows of a block are contiguous.
 """
 
@@ -39,11 +40,12 @@ class Format(enum.IntEnum):
     INT8 = 4
     INT4 = 8
     MXFP4 = 16
+    UINT4 = 32
 
     @property
     def per_word(self) -> int:
         """Elements per 32-bit word."""
-        return 8 if self is Format.MXFP4 else int(self)
+        return min(8, int(self))
 
     @property
     def bits(self) -> int:
@@ -53,12 +55,12 @@ class Format(enum.IntEnum):
     @property
     def scaled(self) -> bool:
         """True if groups of columns share a scale."""
-        return self in (Format.INT8, Format.INT4, Format.MXFP4)
+        return self >= Format.INT8
 
     @property
     def scale_type(self) -> Any:
-        """Type of a scale: fp32, or uint8 for an exponent."""
-        return np.uint8 if self is Format.MXFP4 else np.float32
+        """Type of a scale: fp32, uint8 for an exponent, or int32 for the bits of an fp32 with its zero point."""
+        return {Format.MXFP4: np.uint8, Format.UINT4: np.int32}.get(self, np.float32)
 
     def weight_bytes(self, group: int = 128) -> float:
         """Size of one weight with its share of the scale of `group` columns, which are 32 in MXFP4 [byte]."""
@@ -68,14 +70,21 @@ class Format(enum.IntEnum):
 
     @property
     def zero(self) -> int:
-        """The number that stands for 0 where the weights are multiplied as unsigned bytes."""
+        """The number that stands for 0 where the weights are multiplied as unsigned bytes.
+
+        In UINT4, whose groups have numbers of their own, it is the factor of these: 1.
+        """
         if self is Format.MXFP4:
             return MXFP4_BYTES[0]
+        if self is Format.UINT4:
+            return 1
         return 1 << (self.bits - 1) if self.scaled else 0
 
 
 MXFP4_GROUP = 32
 """Columns that share a scale in MXFP4."""
+ZERO_BITS = 15
+"""The bits of a scale of UINT4 that hold the group's zero point; those of the number itself are 0 there."""
 MXFP4_BYTES = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
 """Twice the number of each code (OCP Microscaling Formats 1.0, E2M1) plus 12, so that it is an unsigned byte."""
 
@@ -85,6 +94,7 @@ TYPES: dict[Format, Any] = {
     Format.INT8: np.int8,
     Format.INT4: np.uint8,
     Format.MXFP4: np.uint8,
+    Format.UINT4: np.uint8,
 }
 """Type of matrices in the order of blocks; uint8 holds two numbers, and the type of their scales tells the format."""
 
@@ -97,8 +107,9 @@ class Matrices:
     ----------
     words : (E, blocks, steps, 64) uint32
         Contiguous if packed, else a view of rows in place.
-    scales : (E, blocks, groups, 64) fp32, in MXFP4 uint8
-        Empty unless the format has scales. In MXFP4 a scale of s means 2**(s - 127), and 0 means 0.
+    scales : (E, blocks, groups, 64) fp32, in MXFP4 uint8, in UINT4 int32
+        Empty unless the format has scales. In MXFP4 a scale of s means 2**(s - 127), and 0 means 0. In UINT4 it has the
+        bits of an fp32, the last four of which are the zero point.
     rows, dim : int
         Rows and columns of each matrix, without the padding of blocks and groups.
     format : Format
@@ -139,7 +150,7 @@ class Matrices:
 @public
 @dataclass(frozen=True)
 class PackedExperts:
-    """The routed experts of one layer, from `pack_experts`, `pack_mxfp4`, `experts_of_blocks` or `experts_in_place`.
+    """The routed experts of one layer, from `pack_experts`, `pack_int4`, `pack_mxfp4`, or of memory elsewhere.
 
     Attributes
     ----------
@@ -199,9 +210,13 @@ def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
         if stored is Format.MXFP4:
             numbers = np.array(MXFP4_BYTES)[numbers]
         scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(numbers), -1)
+        zeros: Any = float(stored.zero)
         if stored is Format.MXFP4:
             scales = np.where(scales > 0, 2.0 ** (scales.astype(float) - 127), 0)
-        values = (numbers.astype(float) - stored.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
+        if stored is Format.UINT4:
+            zeros = np.repeat(scales & ZERO_BITS, matrices.group, axis=1)
+            scales = (scales & ~ZERO_BITS).view(np.float32)
+        values = (numbers - zeros) * np.repeat(scales.astype(float), matrices.group, axis=1)
     return np.asarray(values[: matrices.rows, : matrices.dim], np.float64)
 
 

@@ -133,12 +133,12 @@ class FewExperts:
         out[t] = round(sum over j of weights[t, j] * (down[e] a(gate_up[e] h[t] + gate_up_bias[e]) + down_bias[e]))
         e = ids[t, j]
 
-    Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with INT8, INT4 and MXFP4.
+    Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with all others.
 
     Parameters
     ----------
     experts : PackedExperts
-        From `pack_experts`, `pack_mxfp4` or `experts_of_blocks`; read in place.
+        From `pack_experts`, `pack_int4`, `pack_mxfp4` or `experts_of_blocks`; read in place.
     activation : "swiglu" or "swiglu-clamped"
         Function a, as of `fused_moe`.
     gate_up_bias, down_bias : (E, 2 F) and (E, M) fp32 or torch.bfloat16, or uint16 that holds its bits, optional

@@ -49,6 +49,7 @@ _BF16_BLOCKS = int(Format.BF16)
 _INT8_BLOCKS = int(Format.INT8)
 _INT4_BLOCKS = int(Format.INT4)
 _MXFP4_BLOCKS = int(Format.MXFP4)
+_UINT4_BLOCKS = int(Format.UINT4)
 
 
 @compiled()
@@ -209,6 +210,8 @@ def _helper(lanes: int) -> StandBy:
                 _serve_blocks(lanes, _INT8_BLOCKS, board)
             elif kind == _IN_BLOCKS + _INT4_BLOCKS:
                 _serve_blocks(lanes, _INT4_BLOCKS, board)
+            elif kind == _IN_BLOCKS + _UINT4_BLOCKS:
+                _serve_blocks(lanes, _UINT4_BLOCKS, board)
             else:
                 _serve_blocks(lanes, _MXFP4_BLOCKS, board)
             leave_call(at)

@@ -1,6 +1,8 @@
-"""Weights as quantised checkpoints store them, to numbers: FP8 with a scale per block, and MXFP4."""
+"""Weights as quantised checkpoints store them, to numbers: FP8 with a scale per block, group-wise INT4, and MXFP4."""
 
 from __future__ import annotations
+
+import enum
 
 import torch
 
@@ -8,6 +10,99 @@ from ..declarations import public
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of MXFP4's exponents
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in a row; AWQ writes them in the order 0, 2, 4, 6, 1, 3, 5, 7
+_MIDDLE = 8  # zero point of symmetric INT4
+
+
+@public
+class Int4Order(enum.Enum):
+    """The eight numbers of 4 bits that a 32-bit word holds, of a matrix from C inputs to R outputs."""
+
+    INPUTS = "inputs"
+    """Eight inputs in a row, in words (C / 8, R): GPTQ's ``qweight``."""
+    OUTPUTS = "outputs"
+    """Eight outputs in a row, in words (C, R / 8): GPTQ's ``qzeros``, with a group in the place of an input."""
+    AWQ = "awq"
+    """Eight outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, in words (C, R / 8): AWQ's ``qweight`` and ``qzeros``."""
+
+
+@public
+def int4_codes(words: torch.Tensor, order: Int4Order) -> torch.Tensor:
+    """Unpack the numbers of 4 bits in 32-bit words, as GPTQ and AWQ store codes and zero points: -> (R, C) uint8.
+
+    Parameters
+    ----------
+    words : (C / 8, R) or (C, R / 8) int32
+        The first number is in the lowest bits.
+    order : Int4Order
+
+    Raises
+    ------
+    ValueError
+        If the words are no matrix of int32.
+
+    Examples
+    --------
+    >>> int4_codes(torch.tensor([[0x76543210]], dtype=torch.int32), Int4Order.INPUTS)
+    tensor([[0, 1, 2, 3, 4, 5, 6, 7]], dtype=torch.uint8)
+    >>> int4_codes(torch.tensor([[0x75316420]], dtype=torch.int32), Int4Order.AWQ).T
+    tensor([[0, 1, 2, 3, 4, 5, 6, 7]], dtype=torch.uint8)
+    """
+    if words.ndim != 2 or words.dtype is not torch.int32:
+        raise ValueError(
+            f"words must be a matrix of int32, not {tuple(words.shape)} {words.dtype}: pass qweight or qzeros."
+        )
+    turned = words.T.contiguous()
+    rows, columns = turned.shape
+    inputs = order is Int4Order.INPUTS
+    found = torch.empty((rows, columns, 8) if inputs else (rows, 8, columns), dtype=torch.uint8, device=words.device)
+    places = _AWQ_PLACES if order is Int4Order.AWQ else range(8)
+    for place, numbers in zip(places, found.unbind(-1 if inputs else 1), strict=True):
+        numbers.copy_(turned >> 4 * place & 15)
+    return found.flatten(1) if inputs else found.flatten(0, 1)
+
+
+@public
+def int4_weights(
+    codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, *, zeros: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Convert group-wise INT4 weights (GPTQ, AWQ) to (R, C) of another type.
+
+        weight = (code - zero point) * scale
+
+    Parameters
+    ----------
+    codes : (R, C) uint8
+        From `int4_codes`.
+    scales : (R, groups), of any floating-point type
+        Each is of C / groups columns.
+    dtype : torch.dtype
+    zeros : (R, groups) uint8, optional
+        Zero points; without them all are 8.
+
+    Raises
+    ------
+    ValueError
+        If types or shapes disagree.
+
+    Examples
+    --------
+    >>> codes = torch.tensor([[0, 8, 15, 9]], dtype=torch.uint8)
+    >>> int4_weights(codes, torch.tensor([[0.5, 2.0]]), torch.float32)
+    tensor([[-4.,  0., 14.,  2.]])
+    """
+    rows, columns = codes.shape
+    groups = scales.shape[-1]
+    fits = tuple(scales.shape) == (rows, groups) and groups > 0 and columns % groups == 0
+    if codes.dtype is not torch.uint8 or not fits or (zeros is not None and zeros.shape != scales.shape):
+        raise ValueError(
+            f"INT4 weights must be (R, C) uint8 with scales and zeros (R, groups), not {tuple(codes.shape)} "
+            f"{codes.dtype} with {tuple(scales.shape)}: pass codes, scales and zero points of one matrix."
+        )
+    middle = torch.full_like(scales, _MIDDLE, dtype=torch.float32) if zeros is None else zeros.float()
+    numbers = codes.float().unflatten(1, (groups, -1)) - middle[..., None]
+    found: torch.Tensor = (numbers * scales.float()[..., None]).flatten(1)
+    return found.to(dtype)
 
 
 @public

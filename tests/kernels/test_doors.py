@@ -13,7 +13,7 @@ CALLS = 40
 """Drawn calls per door."""
 MEASURES = {"copy_rate", "link_rates", "matmul_rate", "multiply_add"}
 SAYS = {"cpu_family", "has_products", "features", "fits_few_rows", "numa_nodes", "empty_in_huge_pages", "parameters"}
-STORED = {"experts_in_rows", "fp8_weights", "mxfp4_weights", "pack_mxfp4"}
+STORED = {"experts_in_rows", "fp8_weights", "int4_codes", "int4_weights", "mxfp4_weights", "pack_int4", "pack_mxfp4"}
 """Formats of weights: `test_stored_formats`, `test_fused_moe_cpu` and `test_experts_in_rows` have their oracles."""
 COMPILES = {"warm_up_experts"}
 

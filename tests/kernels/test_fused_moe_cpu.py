@@ -21,6 +21,7 @@ from kernels_cpu import (
     fused_moe_reference,
     fused_moe_work,
     pack_experts,
+    pack_int4,
     pack_mxfp4,
 )
 from kernels_cpu.experts import tasks as expert_tasks
@@ -131,7 +132,7 @@ def test_matrix_registers_round_activations_or_multiply_exactly_as_asked(tokens,
 
 
 @pytest.mark.skipif(not features().matrices, reason="a CPU without matrix registers")
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "uint4"])
 @pytest.mark.parametrize(("group", "columns"), [(128, 64), (64, 64), (96, 32), (32, 32), (40, 0)])
 @pytest.mark.parametrize("tokens", [6, 17, 64, 75, 150])
 def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, form, monkeypatch):
@@ -260,6 +261,12 @@ MISPLACED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("fp32", {"down_scales": lambda _: np.ones((2, 4, 1, 64), np.float32)}, ValueError, "down_scales must be left out"),
     ("int8", {"down_scales": lambda _: None}, ValueError, "down_scales must be given for INT8"),
     ("int8", {"down_scales": lambda s: s.astype(np.float64)}, TypeError, "down_scales must be float32"),
+    (
+        "uint4",
+        {"down_scales": lambda s: copied(s.view(np.float32))},
+        ValueError,
+        "down must be UINT4 as gate_up, not INT4",
+    ),
     ("int4", {"gate_up_scales": lambda s: copied(s[:1])}, ValueError, r"gate_up_scales must be \(2, 4, groups, 64\)"),
     ("int4", {"gate_up_scales": lambda s: copied(s[:, :, :0])}, ValueError, r"gate_up_scales must be \(2, 4, groups"),
     ("int4", {"gate_up_scales": lambda s: copied(s.repeat(32, axis=2))}, ValueError, "a multiple of 8 columns"),
@@ -500,6 +507,138 @@ def test_biases_that_do_not_fit_are_refused(change, message):
         fused_moe(h, pack_experts(*layer(2, (20, 13))), ids, weights, **options)
 
 
+def stored_int4(experts: int, rows: int, columns: int, group: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Codes, scales and zero points of all values."""
+    rng = np.random.default_rng(seed)
+    groups = experts, rows, columns // group
+    scales = rng.uniform(0.001, 0.1, groups).astype(np.float16)
+    return rng.integers(0, 16, (experts, rows, columns), np.uint8), scales, rng.integers(0, 16, groups, np.uint8)
+
+
+def numbers_of(codes: Any, scales: Any, zeros: Any) -> Any:
+    """(code - zero point) * scale in float64, group by group."""
+    found = np.empty(codes.shape)
+    group = codes.shape[2] // scales.shape[2]
+    for column in range(codes.shape[2]):
+        own = codes[:, :, column].astype(float) - zeros[:, :, column // group]
+        found[:, :, column] = own * scales[:, :, column // group].astype(float)
+    return found
+
+
+INT4_SIZES = [(64, 32, 32), (96, 160, 8), (256, 128, 64), (256, 128, 128)]
+
+
+@pytest.mark.parametrize(("model", "inner", "group"), INT4_SIZES)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int4_keeps_the_numbers_of_its_checkpoint(model, inner, group, symmetric):
+    up, down = stored_int4(2, 2 * inner, model, group), stored_int4(2, model, inner, group, seed=1)
+    zeros = {} if symmetric else {"gate_up_zeros": [*up[2]], "down_zeros": torch.from_numpy(down[2])}
+    packed = pack_int4([*up[0]], [*up[1]], torch.from_numpy(down[0]), torch.from_numpy(down[1]), **zeros)
+    assert packed.format is (Format.INT4 if symmetric else Format.UINT4)
+    for matrices, stored in ((packed.gate_up, up), (packed.down, down)):
+        middle = np.full_like(stored[2], 8) if symmetric else stored[2]
+        np.testing.assert_array_equal(unpacked(matrices, range(2)), numbers_of(*stored[:2], middle))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp32"])
+def test_scales_of_int4_may_be_of_other_types(kind):
+    up, down = stored_int4(1, 128, 64, 32), stored_int4(1, 64, 64, 32, seed=1)
+    kinds = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    scales = [torch.from_numpy(part[1]).to(kinds[kind]) for part in (up, down)]
+    packed = pack_int4(up[0], scales[0], down[0], scales[1], gate_up_zeros=up[2], down_zeros=down[2])
+    wanted = numbers_of(down[0], scales[1].float().numpy(), down[2])
+    np.testing.assert_array_equal(unpacked(packed.down, [0]), wanted)
+
+
+@pytest.mark.parametrize("path", CodePath)
+@pytest.mark.parametrize(("model", "inner", "group"), INT4_SIZES)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int4_of_checkpoints_equals_float64(path, model, inner, group, symmetric):
+    """Of rows with codes whose mean is far from the zero point, so that a zero point that is left out tells."""
+    up, down = stored_int4(3, 2 * inner, model, group), stored_int4(3, model, inner, group, seed=1)
+    zeros = {} if symmetric else {"gate_up_zeros": up[2], "down_zeros": down[2]}
+    packed = pack_int4(*up[:2], *down[:2], **zeros)
+    for tokens in (1, 2, 4, 13):
+        h, ids, weights = batch(tokens, 3, 2, model, seed=tokens)
+        h += np.float32(0.5)
+        assert error(fused_moe(h, packed, ids, weights, path=path), oracle(h, packed, ids, weights)) < 1e-2
+
+
+@pytest.mark.parametrize("path", CodePath)
+@pytest.mark.parametrize("group", [8, 40, 80, 240])
+@pytest.mark.parametrize(("code", "zero"), [(0, None), (15, None), (0, 15), (15, 0), (15, 15), (0, 0)])
+def test_sums_of_the_extreme_codes_do_not_overflow(path, group, code, zero):
+    """With all activations at their largest, which are bytes of 127."""
+    model, inner = 240, 240
+    sizes = {"up": (1, 2 * inner, model), "down": (1, model, inner)}
+    codes = [np.full(size, code, np.uint8) for size in sizes.values()]
+    codes[0][:, inner::3] = 15 - code
+    scales = [np.full((*size[:2], size[2] // group), 1 / 256, np.float32) for size in sizes.values()]
+    zeros = {}
+    if zero is not None:
+        zeros = {
+            f"{name}_zeros": np.full(one.shape, zero, np.uint8)
+            for name, one in zip(("gate_up", "down"), scales, strict=True)
+        }
+    packed = pack_int4(codes[0], scales[0], codes[1], scales[1], **zeros)
+    h = np.full((10, model), 0.5, np.float32)
+    h[::2] *= -1
+    ids, weights = np.zeros((len(h), 1), np.int64), np.ones((len(h), 1), np.float32)
+    for tokens in (1, 2, 3, 4, 10):
+        case = h[:tokens], packed, ids[:tokens], weights[:tokens]
+        wanted = fused_moe_reference(*case)
+        assert np.linalg.norm(fused_moe(*case, path=path) - wanted) <= 1e-2 * np.linalg.norm(wanted)
+
+
+def given_int4(**changes: Any) -> dict[str, Any]:
+    up, down = stored_int4(2, 128, 64, 32), stored_int4(2, 64, 64, 32, seed=1)
+    names = ("gate_up", "gate_up_scales", "gate_up_zeros", "down", "down_scales", "down_zeros")
+    return dict(zip(names, (*up, *down), strict=True)) | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"down_zeros": None}, ValueError, "gate_up_zeros and down_zeros must both be given, or none"),
+        ({"down": np.zeros((2, 64, 64), np.int8)}, TypeError, r"down\[0\] must be uint8"),
+        ({"gate_up": np.full((2, 128, 64), 16, np.uint8)}, ValueError, r"gate_up\[0\] must have codes from 0 to 15"),
+        ({"gate_up_zeros": np.full((2, 128, 2), 16, np.uint8)}, ValueError, r"gate_up_zeros\[0\] must be .* up to 16"),
+        ({"gate_up_zeros": np.zeros((2, 128, 1), np.uint8)}, ValueError, r"gate_up_zeros\[0\] must be \(128, 2\)"),
+        ({"gate_up_scales": np.full((2, 128, 2), np.nan, np.float16)}, ValueError, r"_scales\[0\] must be finite"),
+        ({"down_scales": np.full((2, 64, 2), 0.1, np.float32)}, ValueError, r"scales of down_zeros\[0\] must have 20"),
+        (
+            {"down_scales": np.ones((2, 64, 3), np.float16)},
+            ValueError,
+            "groups of a multiple of 8 columns, not 3 for 64",
+        ),
+        ({"down_scales": np.ones((1, 64, 2), np.float16)}, ValueError, "down, down_scales and down_zeros must have an"),
+        ({"down": np.zeros((2, 64, 32), np.uint8)}, ValueError, r"down must be \(2, 64, 64\), which gate_up asks for"),
+        (
+            {"gate_up": [np.zeros((128, 64), np.uint8), np.zeros((128, 32), np.uint8)]},
+            ValueError,
+            r"gate_up\[1\] must be \(128, 64\) with scales \(128, 2\), not \(128, 32\)",
+        ),
+    ],
+)
+def test_int4_that_cannot_be_packed_is_named_with_its_mend(changes, kind, message):
+    with pytest.raises(kind, match=message):
+        pack_int4(**given_int4(**changes))
+
+
+@pytest.mark.parametrize("group", [8, 64, 128])
+def test_uint4_is_within_half_a_step_of_its_group(group):
+    """A step is the reach of a group, with 0 in it, over 15; the zero point is rounded too."""
+    gate_up, down = layer(1, (72, 256))
+    down[0, 0], down[0, 1], down[0, 2] = 0, np.abs(down[0, 1]) + 3, -np.abs(down[0, 2])
+    found = unpacked(pack_experts(gate_up, down, format="uint4", group=group).down, [0])[0]
+    grouped = down[0].reshape(len(down[0]), -1, group)
+    reach = np.maximum(grouped.max(axis=2), 0) - np.minimum(grouped.min(axis=2), 0)
+    assert (np.abs(found - down[0]) <= reach.repeat(group, axis=1) / 15 * (1 + 1e-5)).all()
+    inside = np.abs(found - down[0]) <= reach.repeat(group, axis=1) / 30 * (1 + 1e-5)
+    assert inside.mean() > 0.95
+    assert not found[0].any()
+
+
 def stored_mxfp4(experts: int, rows: int, columns: int, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     shape = (experts, rows, columns // 32)
@@ -554,7 +693,7 @@ def test_packed_weights_take_their_format_s_room():
     sizes = {form: pack_experts(gate_up, down, format=form).nbytes for form in NAMES}
     assert sizes == {
         "fp32": 4 * weights, "bf16": 2 * weights, "int8": weights + weights // 32, "int4": weights // 2 + weights // 32,
-        "mxfp4": weights // 2 + weights // 32,
+        "mxfp4": weights // 2 + weights // 32, "uint4": weights // 2 + weights // 32,
     }  # fmt: skip
 
 
@@ -568,7 +707,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"gate_up": lambda w: w.astype(np.int8)}, TypeError, "gate_up must be float32 or uint16"),
     ({"down": lambda w: w[:2]}, ValueError, r"down must be \(3, 256, 128\), which gate_up asks for, not \(2,"),
-    ({"format": lambda _: "int5"}, ValueError, "format must be one of fp32, bf16, int8, int4, mxfp4, not 'int5'"),
+    (
+        {"format": lambda _: "int5"},
+        ValueError,
+        "format must be one of fp32, bf16, int8, int4, mxfp4, uint4, not 'int5'",
+    ),
     ({"group": lambda _: 12}, ValueError, "group must be a multiple of 8 columns, not 12"),
     ({"gate_up": lambda w: w * np.inf, "format": lambda _: "int8"}, ValueError, r"gate_up\[0\] must be finite"),
 ]

@@ -201,6 +201,29 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 5, "num_experts_per_tok": 3}
         | {"sliding_window": 8, "rope_parameters": YARN},
     ),
+    "qwen3_moe, gptq int4_g32": (
+        "qwen3_moe",
+        BASE
+        | {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "moe_intermediate_size": 64, "num_experts": 6}
+        | {"norm_topk_prob": True},
+    ),
+    "qwen2_moe, gptq uint4_g32": (
+        "qwen2_moe",
+        SQUARE
+        | {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "intermediate_size": 96}
+        | {
+            "moe_intermediate_size": 64,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 96,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "mixtral, awq uint4_g64": (
+        "mixtral",
+        BASE
+        | {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "intermediate_size": 64}
+        | {"num_local_experts": 5},
+    ),
 }
 """By name: the type of the model, and its configuration."""
 
@@ -296,5 +319,86 @@ def _in_mxfp4(folder: Path) -> Path:
     return _rewritten(folder, held, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
 
 
-QUANTISED = {"deepseek_v3, fp8": _in_fp8, "gpt_oss, mxfp4": _in_mxfp4, "gpt_oss, mxfp4 of blocks": _in_mxfp4}
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _words(numbers: torch.Tensor, dim: int, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Numbers of 4 bits, eight in a row along a dimension in a word, the first of an order in its lowest bits."""
+    eights = numbers.long().movedim(dim, -1).unflatten(-1, (-1, 8))
+    words = sum(eights[..., one] << 4 * place for place, one in enumerate(order))
+    assert isinstance(words, torch.Tensor)
+    return torch.where(words < 2**31, words, words - 2**32).to(torch.int32).movedim(-1, dim)
+
+
+def _in_groups(matrix: torch.Tensor, group: int, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes (outputs, inputs), scales and zero points (outputs, groups) of a matrix; all 16 codes are there.
+
+    Where it is not symmetric, the first two outputs have only numbers above and below 0, and so zero points of 0 and
+    15; they are small, or these outputs would be larger than all others.
+    """
+    grouped = matrix.float().unflatten(1, (-1, group))
+    if not symmetric:
+        grouped[0], grouped[1] = grouped[0].abs() / 8, -grouped[1].abs() / 8
+    low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
+    scales = (torch.maximum(-low, high) / 7.5 if symmetric else (high - low) / 15).half()
+    zeros = torch.full_like(scales, 8) if symmetric else (-low / scales.float()).round().clamp(0, 15)
+    codes = (grouped / scales.float()[..., None]).round() + zeros.float()[..., None]
+    return codes.clamp(0, 15).flatten(1), scales, zeros
+
+
+def _in_int4(
+    folder: Path, group: int, config: dict[str, Any], *, symmetric: bool, of_others: torch.dtype = torch.float32
+) -> Path:
+    """Projections of attention, experts and shared experts in INT4; all else in another type."""
+    awq = config["quant_method"] == "awq"
+    one_less = config.get("checkpoint_format") == "gptq"
+    held = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if tensor.ndim < 2 or not any(part in name for part in ("_proj.", ".w1.", ".w2.", ".w3.")):
+            held[name] = tensor.to(of_others)
+            continue
+        codes, scales, zeros = _in_groups(tensor, group, symmetric)
+        stem = name.removesuffix(".weight")
+        held[f"{stem}.scales"] = scales.T
+        if awq:
+            held[f"{stem}.qweight"] = _words(codes.T, 1, _AWQ_ORDER)
+            held[f"{stem}.qzeros"] = _words(zeros.T, 1, _AWQ_ORDER)
+            continue
+        held[f"{stem}.qweight"] = _words(codes.T, 0)
+        held[f"{stem}.qzeros"] = _words(((zeros - 1) % 16 if one_less else zeros).T, 1)
+        held[f"{stem}.g_idx"] = torch.arange(tensor.shape[1], dtype=torch.int32) // group
+    _rewritten(folder, held, {"bits": 4, "group_size": group, **config})
+    raw = json.loads((folder / "config.json").read_text())
+    told = str(of_others).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(raw | {"dtype": told}))
+    return folder
+
+
+def _in_gptq(folder: Path) -> Path:
+    config = {"quant_method": "gptq", "sym": True, "desc_act": False, "checkpoint_format": "gptq"}
+    return _in_int4(folder, 32, config, symmetric=True)
+
+
+def _in_asymmetric_gptq(folder: Path) -> Path:
+    config = {"quant_method": "gptq", "sym": False, "desc_act": False, "checkpoint_format": "gptq"}
+    return _in_int4(folder, 32, config, symmetric=False)
+
+
+def _in_awq(folder: Path) -> Path:
+    config = {"quant_method": "awq", "zero_point": True, "version": "gemm", "modules_to_not_convert": ["gate"]}
+    return _in_int4(folder, 64, config, symmetric=False, of_others=torch.float16)
+
+
+INT4 = {
+    "qwen3_moe, gptq int4_g32": _in_gptq,
+    "qwen2_moe, gptq uint4_g32": _in_asymmetric_gptq,
+    "mixtral, awq uint4_g64": _in_awq,
+}
+"""Checkpoints in INT4, of which the name has the format of the experts."""
+QUANTISED = {
+    "deepseek_v3, fp8": _in_fp8,
+    "gpt_oss, mxfp4": _in_mxfp4,
+    "gpt_oss, mxfp4 of blocks": _in_mxfp4,
+    **INT4,
+}
 """What makes a quantised checkpoint of the one that transformers wrote."""

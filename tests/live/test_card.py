@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tests.live.conftest import MakeModel
 from tests.live.test_expert_sets import CASES as CASES_OF_SETS
 from tests.live.test_expert_sets import of_case
 from tests.live.test_stacks import ASKED, SCHEDULERS
-from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, scenario
+from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, requests, scenario
 from tests.systems import STACKS
 from workbench.core.errors import CapacityError, EngineError, ScenarioError, StoppedError
 from workbench.engine.devices import opening
@@ -196,6 +197,30 @@ def test_rounded_experts_that_no_card_can_have_are_refused(wide: ModelConfig, on
     on_card(Adversary())
     with pytest.raises(EngineError, match=r"laid out for the device that computes them, and .* streams some"):
         wb.run(of.on(memory=replace(of.memory, weights="int4")), Sequential(), device="cuda")
+
+
+def of_checkpoint(path: Path) -> wb.Scenario:
+    """The scenario of a quantised checkpoint as it is stored, on the GPU."""
+    model = wb.checkpoint(path)
+    asked = requests((1, 19, 7), 8, vocab=model.vocab_size, seed=7)
+    of = scenario(model, asked, WIRED["all_gpu"], precision="fp32")
+    return of.on(memory=replace(of.memory, weights=None))
+
+
+def test_symmetric_int4_of_a_checkpoint_on_a_card(quantised: Any, on_card: Any) -> None:
+    """With the numbers into which fp32 converts them: a card rounds no activations."""
+    of = of_checkpoint(quantised("qwen3_moe, gptq int4_g32"))
+    wanted = wb.run(of.on(memory=replace(of.memory, weights="fp32")), Sequential()).tokens
+    on_card(Adversary(seed=1))
+    found = wb.run(of, Sequential(), device="cuda")
+    assert found.tokens == wanted
+    assert "int4 (experts) and fp32" in found.facts["weights"]
+
+
+def test_zero_points_on_a_card_are_refused(quantised: Any, on_card: Any) -> None:
+    on_card(Adversary())
+    with pytest.raises(EngineError, match=r"experts in uint4 are held for the CPU's kernels, .*Memory\(weights='int4'"):
+        wb.run(of_checkpoint(quantised("mixtral, awq uint4_g64")), Sequential(), device="cuda")
 
 
 SETS = ("half of the experts", "others in each layer", "three sets", "a streamed set", "rows apart of a set")

@@ -20,7 +20,17 @@ from tests.live.made import CONFIGS, QUANTISED
 from tests.live.world import WIRED, requests, scenario
 from workbench.engine.lanes.lane import Lane
 from workbench.engine.model.forward import Forward
-from workbench.kernels import FewDecode, FewExperts, FewLinear, FewQkv, FewRoute, fp8_weights, mxfp4_weights
+from workbench.kernels import (
+    FewDecode,
+    FewExperts,
+    FewLinear,
+    FewQkv,
+    FewRoute,
+    fp8_weights,
+    int4_codes,
+    int4_weights,
+    mxfp4_weights,
+)
 from workbench.kernels.collected import doors
 from workbench.schedules import KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe
 from workbench.workload import Request, Sampling
@@ -53,7 +63,7 @@ NOT_CALLED = {
     "with_shared": "shared experts are a stage of their own",
 }
 """Operations that no run calls, and why."""
-STORED = (fp8_weights, mxfp4_weights)
+STORED = (fp8_weights, int4_codes, int4_weights, mxfp4_weights)
 FEW_ROWS = (FewDecode, FewExperts, FewLinear, FewQkv, FewRoute)
 WAYS: tuple[tuple[str, Schedule], ...] = (
     ("all_gpu", Sequential()),

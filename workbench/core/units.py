@@ -12,12 +12,27 @@ _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?)?)B?(/s)?\s*", re.IGNORECASE)
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
+INT4_GROUPS = (128, 64, 32)
+"""Columns that share a scale in checkpoints whose INT4 stays as it is."""
+STORED_INT4 = {f"{form}_g{group}": (form, group) for form in ("int4", "uint4") for group in INT4_GROUPS}
+"""Formats of routed experts in checkpoints of GPTQ and AWQ, as they are held: the format, and the columns that share a
+scale in fp32. In UINT4 groups have zero points too, which lie in the last bits of the scales."""
+WEIGHT_BYTES: dict[str, float] = {
+    **DTYPE_BYTES,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "mxfp4": 4.25 / 8,
+    "int4": 0.5,
+    "uint4": 0.5,
+    **{name: 0.5 + 4 / group for name, (_, group) in STORED_INT4.items()},
+}
 """Bytes per weight. MXFP4 includes its 8-bit scale per 32 weights; scales of larger blocks (0.02 %) are left out."""
 QUANTISED = ("int8", "int4")
 """Formats into which routed experts can be rounded when a model is loaded."""
-PACKED = (*QUANTISED, "mxfp4")
-"""Formats of routed experts that the CPU's kernels compute with; those in MXFP4 stay as their checkpoint has them."""
+CPU_ONLY = ("uint4", "mxfp4")
+"""Formats in which routed experts stay as their checkpoint has them, and which only the CPU's kernels compute with."""
+PACKED = (*QUANTISED, *CPU_ONLY)
+"""Formats of routed experts that the CPU's kernels compute with."""
 GROUPS = (128, 64)
 """Columns of such weights that share a scale in fp32: the first number that divides the sizes of the experts. With 64
 the kernel takes 1.3 times as long at 16 rows per expert (Zen 4)."""

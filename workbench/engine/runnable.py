@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.core.errors import EngineError
-from workbench.core.units import PACKED, format_bytes
+from workbench.core.units import CPU_ONLY, PACKED, format_bytes
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.tensors import sources
 from workbench.engine.model.operations import OPERATIONS
@@ -108,9 +108,9 @@ def _check_experts_on_card(stack: StackGraph, layer: int, form: str) -> None:
     stages = [stage for stage in stack.stages(layer) if stage.op.plain is experts]
     there = [stage for stage in stages if stage.device is Place.GPU]
     pipeline = stack.pipeline(layer)
-    if there and form == "mxfp4":
+    if there and form in CPU_ONLY:
         raise EngineError(
-            f"experts in mxfp4 are held for the CPU's kernels, and {pipeline} computes some on the GPU; place experts "
+            f"experts in {form} are held for the CPU's kernels, and {pipeline} computes some on the GPU; place experts "
             "on the CPU, give device='cpu', or Memory(weights='int4')."
         )
     streamed = {piece.op for stage in there for piece in stack.pieces(stage, layer) if piece.streamed}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
 from workbench.core.result import TokenLogprobs
+from workbench.core.units import CPU_ONLY, STORED_INT4
 from workbench.engine import Session, run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
@@ -377,10 +378,12 @@ class LLM:
         raise CapacityError(refused)
 
     def _places(self, machine: Machine) -> Sequence[Pipeline]:
-        """The places that the model may have, the fastest first; no card computes experts in MXFP4."""
+        """The places that the model may have, the fastest first; some experts that stay as stored are for the CPU."""
         if not machine.has_card:
             return _PLACES
-        as_stored = self.model.expert_dtype == "mxfp4" and self._memory.weights is None
+        stored = self.model.expert_dtype or ""
+        form, _ = STORED_INT4.get(stored, (stored, None))
+        as_stored = form in CPU_ONLY and self._memory.weights is None
         return _PLACES_BESIDE_A_CARD[1:] if as_stored else _PLACES_BESIDE_A_CARD
 
     @cached_property
@@ -394,5 +397,5 @@ class LLM:
 
 def _converted(model: ModelConfig) -> str | None:
     """The precision to which quantised weights are converted; None if the kernels compute with them as they are."""
-    held = model.expert_dtype == "mxfp4" and model.other_dtype is None and is_packed(model)
+    held = model.expert_dtype in ("mxfp4", *STORED_INT4) and model.other_dtype is None and is_packed(model)
     return model.dtype if (model.expert_dtype or model.other_dtype) and not held else None

@@ -136,7 +136,7 @@ def fused_moe(
 
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
     with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
-    With INT8, INT4 and MXFP4 they are rounded to multiples of each group's largest magnitude over 127.
+    With all other formats they are rounded to multiples of each group's largest magnitude over 127.
 
     Parameters
     ----------
@@ -144,9 +144,9 @@ def fused_moe(
         Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
-        From `pack_experts`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or gate_up
-        (P, 2 F, M) and down (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups, which
-        alternate where the activation is "swiglu-clamped".
+        From `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or
+        gate_up (P, 2 F, M) and down (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups,
+        which alternate where the activation is "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         token's row NaN and no other.
@@ -176,8 +176,8 @@ def fused_moe(
     -------
     (T, M) of x's kind and type
         `out` if given. Relative Frobenius error against float64, of a pair: 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32;
-        with the packed weights 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8, INT4 and MXFP4, 3e-2
-        in rows of a few.
+        with the packed weights 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with formats that have scales,
+        3e-2 in rows of a few.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from workbench.core.errors import CheckpointError
 from workbench.models.config import ModelConfig
 from workbench.models.families import RUNNABLE, runnable_family
 from workbench.models.family import LATENT, Family
+from workbench.models.formats import int4_layout, is_int4
 from workbench.models.rope import KINDS, READ
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -58,20 +59,28 @@ def check_executable(raw: Mapping[str, Any], name: str) -> None:
             f"checkpoint {name!r} has chunked_attention in layer_types, which is unsupported; use a model without."
         )
     _check_rope(raw, name)
-    _check_quantised(raw, name)
+    _check_quantised(raw, family, name)
 
 
-def _check_quantised(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse quantised weights other than FP8 in blocks of 128 x 128 and MXFP4."""
+def _check_quantised(raw: Mapping[str, Any], family: Family, name: str) -> None:
+    """Refuse quantised weights other than FP8 in blocks of 128 x 128, MXFP4, and INT4 of GPTQ and AWQ."""
     found = raw.get("quantization_config")
     if found is None:
+        return
+    if is_int4(found):
+        int4_layout(found, name)
+        if family.tensors.gate_up:
+            raise CheckpointError(
+                f"checkpoint {name!r} in {found['quant_method'].upper()} has all experts of a layer in one tensor, and "
+                "run reads those of which each has its own; use a model that is not quantised so."
+            )
         return
     told = found if isinstance(found, Mapping) else {}
     fp8 = told.get("quant_method") == "fp8" and told.get("weight_block_size") == [128, 128]
     if not fp8 and told.get("quant_method") != "mxfp4":
         raise CheckpointError(
             f"checkpoint {name!r} sets quantization_config={short(found)}, which is unsupported; use one in FP8 with "
-            "weight_block_size [128, 128], in MXFP4, or not quantised."
+            "weight_block_size [128, 128], in MXFP4, in INT4 by GPTQ or AWQ, or not quantised."
         )
 
 

@@ -19,7 +19,7 @@ from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.executable import DTYPES, check_executable, check_sizes
 from workbench.models.families import FAMILIES, runnable_family
 from workbench.models.family import LATENT, Family, TensorNames
-from workbench.models.formats import quantisation_of, stored_formats, with_formats
+from workbench.models.formats import int4_layout, is_int4, quantisation_of, stored_formats, with_formats
 from workbench.models.gguf import read_gguf
 from workbench.models.layers import LayerKind, fold
 from workbench.models.rope import KINDS, PLAIN, Rope
@@ -200,9 +200,23 @@ def checkpoint(path: str | Path) -> ModelConfig:
     raw = _read(file)
     _check_weight_files(folder)
     check_executable(_flat(raw), folder.name)
-    found = _translate(raw, folder.name)
+    found = _as_run(raw, folder.name)
     check_sizes(found)
     return replace(found, path=folder)
+
+
+def _as_run(raw: dict[str, Any], name: str) -> ModelConfig:
+    """The model as `run` holds its weights.
+
+    Of those in INT4 by GPTQ and AWQ the experts stay, and all others are converted; what is in fp16 becomes bf16.
+    """
+    quantisation = raw.get("quantization_config")
+    if not is_int4(quantisation):
+        return _translate(raw, name)
+    quantisation_of(quantisation, name)
+    found = _translate({key: value for key, value in raw.items() if key != "quantization_config"}, name)
+    dtype = "bf16" if found.dtype == "fp16" else found.dtype
+    return replace(found, dtype=dtype, expert_dtype=int4_layout(quantisation, name).name)
 
 
 def _of_gguf(file: Path, name: str | None) -> ModelConfig:

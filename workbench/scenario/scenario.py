@@ -13,7 +13,7 @@ from typing import Any
 from workbench.core.display import html_table
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.core.records import read_json, reason
-from workbench.core.units import GROUPS, QUANTISED, format_bytes, format_bytes_up, parse_bytes
+from workbench.core.units import GROUPS, QUANTISED, STORED_INT4, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import LayerRange, Pipeline, Stack, resolve, with_shared_experts
@@ -173,7 +173,9 @@ class Scenario:
             return Precision(self.model.dtype, kv, self.memory.weights, others, self._group)
         if self.memory.weights:
             return Precision(self.memory.weights, kv, as_stored=plain)
-        return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
+        stored = self.model.expert_dtype
+        form, group = STORED_INT4.get(stored or "", (stored, None))
+        return Precision(self.model.dtype, kv, form, self.model.other_dtype, group)
 
     @property
     def weight_formats(self) -> str:

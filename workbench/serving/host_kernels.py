@@ -39,7 +39,8 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     expert; of a part of the pairs gates, ups and both operands in fp32, the operands also in terms of bf16; and what
     one thread needs to add up products of rounded weights.
     """
-    unit = precision.group or GROUPS[0] if precision.experts in QUANTISED else UNIT
+    grouped = precision.group is not None or precision.experts in QUANTISED
+    unit = precision.group or GROUPS[0] if grouped else UNIT
     outer, inner = (-(-size // unit) * unit for size in (model.hidden_size, model.expert_width))
     pairs = rows * model.num_experts_per_tok
     part = min(pairs, max(FEWEST, BUFFERED // (4 * (outer + 3 * inner))))
@@ -47,5 +48,5 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     each_row = (8 + DTYPE_BYTES[precision.weights]) * outer
     ahead = _AHEAD * (outer + inner + 2 * _PADDING)
     answers = 4 * outer + _PADDING + 24
-    sums = _SUMS + _UNPACKED * unit if precision.experts in QUANTISED else 0
+    sums = _SUMS + _UNPACKED * unit if grouped else 0
     return rows * each_row + pairs * answers + part * (8 * inner + _PADDING + operands) + ahead + sums

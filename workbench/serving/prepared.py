@@ -332,7 +332,7 @@ def _resident(prepared: Prepared) -> dict[str, str]:
 
 def _rounded(scenario: Scenario) -> dict[str, str]:
     """Note on what rounding the experts costs in accuracy, as measured on the shipped model; empty without rounding."""
-    if scenario.precision.group is None or not _exam():
+    if scenario.memory.weights not in QUANTISED or not _exam():
         return {}
     own, *rounded = _exam()
     right = next(row["right"] for row in rounded if row["weights"] == scenario.memory.weights)

@@ -13,10 +13,12 @@ import torch
 
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json
+from workbench.engine.loading.int4 import Int4Matrices
 from workbench.engine.loading.tensor_files import TensorFile
 from workbench.engine.loading.tensors import Source, every_source, sources
 from workbench.kernels import fp8_weights, mxfp4_weights
 from workbench.models import ModelConfig
+from workbench.models.formats import int4_layout_of
 from workbench.stages import Op
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,12 +64,24 @@ class Checkpoint:
             self.files = [closing.enter_context(TensorFile(path, check)) for path in _files(model.path)]
             for file in self.files:
                 self._file_of.update(dict.fromkeys(file.names, file))
+            self._int4 = self._in_int4(model)
             for source in {source.name: source for source in self.sources}.values():
                 self._check(model, source, "an operation" if source.name in theirs else "its config.json")
             self._closing = closing.pop_all()
 
+    def _in_int4(self, model: ModelConfig) -> Int4Matrices | None:
+        """The matrices in INT4 by GPTQ and AWQ, if there are any."""
+        layout = int4_layout_of(self.folder) if any(name.endswith(".qweight") for name in self._file_of) else None
+        if layout is None:
+            return None
+        entries = {name: file[name] for name, file in self._file_of.items()}
+        return Int4Matrices(layout, entries, lambda name: self._slice(name, None), model.name)
+
     def _check(self, model: ModelConfig, source: Source, asking: str) -> None:
         name = source.name
+        if self._int4 is not None and name in self._int4:
+            self._int4.check(source)
+            return
         if _fp4(name, "blocks") in self._file_of:
             self._check_fp4(model, source)
             return
@@ -75,6 +89,8 @@ class Checkpoint:
         if file is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
         wanted = [STORED_DTYPES[model.dtype], *([torch.float32] if source.kept else [])]
+        if self._int4 is not None:  # what is not quantised is in fp16 more often than its config.json says
+            wanted += [torch.float16, torch.bfloat16]
         if model.expert_dtype == "fp8" and _fp8_scale(name) in self._file_of:
             wanted = [torch.float8_e4m3fn]
             self._check_scales(model, source)
@@ -127,11 +143,13 @@ class Checkpoint:
 
         Quantised ones are converted, by default to bf16.
         """
+        if self._int4 is not None and source.name in self._int4:
+            return self._converted_part(source, dtype or torch.bfloat16, self._int4.weights)
         if _fp4(source.name, "blocks") in self._file_of:
             blocks, scales = (self._slice(_fp4(source.name, what), source.part) for what in ("blocks", "scales"))
             return mxfp4_weights(blocks, scales, dtype or torch.bfloat16)
         if _fp8_scale(source.name) in self._file_of:
-            return self._of_fp8(source, dtype or torch.bfloat16)
+            return self._converted_part(source, dtype or torch.bfloat16, self._of_fp8)
         tensor = self._slice(source.name, source.part)
         tensor = tensor.T.contiguous() if source.transposed else tensor
         return tensor.to(dtype or tensor.dtype)
@@ -159,12 +177,32 @@ class Checkpoint:
             )
         return self._slice(_fp4(source.name, what), source.part)
 
-    def _of_fp8(self, source: Source, dtype: torch.dtype) -> torch.Tensor:
-        """A part of an FP8 matrix; each thread keeps the last matrix, for its parts are read one after the other."""
+    def int4_matrices(self, name: str) -> Int4Matrices:
+        """The matrices in INT4, which that of this name must be one of.
+
+        Raises
+        ------
+        CheckpointError
+            If the matrix is not in INT4.
+        """
+        if self._int4 is None or name not in self._int4:
+            raise CheckpointError(
+                f"tensor {name} of {self.folder.name!r} is not in INT4, which its config.json names; give "
+                "Memory(weights='bf16')."
+            )
+        return self._int4
+
+    def _of_fp8(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A matrix in FP8, converted to a type."""
+        return fp8_weights(self._slice(name, None), self._slice(_fp8_scale(name), None), dtype, block=FP8_BLOCK)
+
+    def _converted_part(
+        self, source: Source, dtype: torch.dtype, convert: Callable[[str, torch.dtype], torch.Tensor]
+    ) -> torch.Tensor:
+        """A part of a quantised matrix; each thread keeps the last one, for its parts are read one after the other."""
         name, matrix = getattr(self._converted, "last", ("", torch.empty(0)))
         if (name, matrix.dtype) != (source.name, dtype):
-            values, scales = self._slice(source.name, None), self._slice(_fp8_scale(source.name), None)
-            matrix = fp8_weights(values, scales, dtype, block=FP8_BLOCK)
+            matrix = convert(source.name, dtype)
             self._converted.last = source.name, matrix
         return (matrix[slice(*source.part)] if isinstance(source.part, tuple) else matrix).clone()
 

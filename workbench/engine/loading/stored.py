@@ -20,10 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
-from workbench.core.units import GROUPS, PACKED, QUANTISED
+from workbench.core.units import GROUPS, PACKED, QUANTISED, STORED_INT4
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
+from workbench.engine.loading.int4 import Int4Matrices
 from workbench.engine.loading.tensor_files import TensorFile, bytes_of
-from workbench.engine.loading.tensors import Source, Tensors, operands
+from workbench.engine.loading.tensors import Operand, Source, Tensors, operands
 from workbench.kernels import (
     CodePath,
     Format,
@@ -33,6 +34,7 @@ from workbench.kernels import (
     experts_of_blocks,
     features,
     pack_experts,
+    pack_int4,
     pack_mxfp4,
 )
 from workbench.models import ModelConfig
@@ -95,6 +97,8 @@ def pack(
     """
     if precision.experts == "mxfp4":
         return _stored(_in_mxfp4(files, model, layer, op, step))
+    if precision.experts is not None and _as_they_are(model, precision):
+        return _stored(_in_int4(files, model, layer, op, precision, step))
     if precision.experts is None or precision.experts not in QUANTISED:
         return _stored(_packed(files, model, layer, op, precision, step))
     path = files.folder / f"experts-{precision.experts}" / f"{layer:05d}.safetensors"
@@ -182,6 +186,55 @@ def _in_mxfp4(files: Checkpoint, model: ModelConfig, layer: int, op: Op, step: C
         raise CheckpointError(f"experts of layer {layer} of {model.name!r} cannot be read: {error}") from error
 
 
+def _as_they_are(model: ModelConfig, precision: Precision) -> bool:
+    """True if a checkpoint holds experts in INT4 of the form in which they are computed with."""
+    return STORED_INT4.get(model.expert_dtype or "") == (precision.experts, precision.group)
+
+
+class _Int4(Sequence[torch.Tensor]):
+    """The codes, the scales or the zero points of experts in INT4, each read when it is asked for."""
+
+    def __init__(
+        self,
+        files: Checkpoint,
+        operand: Operand,
+        what: Callable[[Int4Matrices, str], torch.Tensor],
+        step: Callable[[torch.Tensor], object],
+    ) -> None:
+        self._files = files
+        self._operand = operand
+        self._what = what
+        self._step = step
+
+    def __len__(self) -> int:
+        return self._operand.shape[0]
+
+    def __getitem__(self, expert: Any) -> Any:
+        each = len(self._operand.sources) // len(self)
+        names = [source.name for source in self._operand.sources[each * expert : each * (expert + 1)]]
+        found = torch.cat([self._what(self._files.int4_matrices(name), name) for name in names])
+        self._step(found)
+        return found
+
+
+def _in_int4(
+    files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
+) -> Tensors:
+    """Read and pack the experts of a checkpoint that holds them in INT4; their numbers stay."""
+    given = dict[str, Any]()
+    for operand in operands(op, model, layer):
+        if operand.matrices is not None:
+            key = operand.key
+            given[key] = _Int4(files, operand, Int4Matrices.codes, lambda codes: step(codes.numel() // 2))
+            given[f"{key}_scales"] = _Int4(files, operand, Int4Matrices.scales, lambda scales: step(4 * scales.numel()))
+            if precision.experts == "uint4":  # the zero points lie within the scales
+                given[f"{key}_zeros"] = _Int4(files, operand, Int4Matrices.zeros, lambda _: step(0))
+    try:
+        return _tensors(pack_int4(**given))
+    except ValueError as error:
+        raise CheckpointError(f"experts of layer {layer} of {model.name!r} cannot be read: {error}") from error
+
+
 def _packed(
     files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> Tensors:
@@ -237,7 +290,7 @@ def in_rows(tensors: Tensors) -> Tensors:
 def smallest(model: ModelConfig, precision: Precision) -> Tensors:
     """One expert of zeros, of the least size, stored as the model's are."""
     dtype = TORCH_DTYPES[precision.weights]
-    size = precision.group or PackedExperts.UNIT
+    size = max(precision.group or 0, PackedExperts.UNIT)
     gate_up = torch.zeros(1, 2 * size, size, dtype=dtype)
     down = torch.zeros(1, size, size, dtype=dtype)
     biases = {"gate_up_bias": gate_up[:, :, 0], "down_bias": down[:, :, 0]} if model.expert_vectors else {}
@@ -254,6 +307,8 @@ def format_of(held: Tensors) -> tuple[str, int | None]:
     if scales is not None and scales.dtype is torch.uint8:
         return "mxfp4", None
     columns = matrices.shape[2] * (2 if matrices.dtype is torch.uint8 else 1)
+    if scales is not None and scales.dtype is torch.int32:
+        return "uint4", columns // scales.shape[2]
     return FORMATS[matrices.dtype], columns // scales.shape[2] if scales is not None else None
 
 
