@@ -23,7 +23,7 @@ from .weights import (
     Matrices,
     PackedExperts,
     check_layer,
-    stored_numbers,
+    stored_words,
 )
 
 _STREAMS = 4
@@ -549,17 +549,28 @@ def _in_rows(name: str, matrices: Matrices) -> QuantisedRows:
             f"{name} must have columns that fill groups of {matrices.group}, not {matrices.dim}: pack with a group "
             "that divides them."
         )
+    if matrices.format is Format.INT4 and matrices.group % 16:
+        raise ValueError(f"{name} must have groups of a multiple of 16, not {matrices.group}: pack it so.")
     count = len(matrices.words)
     groups = matrices.dim // matrices.group
-    halves = matrices.format is Format.INT4
-    values = empty_in_huge_pages((count, matrices.rows, matrices.dim // (1 + halves)), _IN_ROWS[matrices.format])
+    bits = matrices.format.bits
+    values = empty_in_huge_pages((count, matrices.rows, matrices.dim * bits // 8), _IN_ROWS[matrices.format])
     scales = empty_in_huge_pages((count, matrices.rows, groups), np.float32)
     for expert in range(count):
-        numbers = stored_numbers(matrices, expert)[: matrices.rows]
-        if halves:
-            both = numbers.reshape(matrices.rows, groups, 2, -1)
-            values[expert] = (both[:, :, 0] | both[:, :, 1] << 4).reshape(matrices.rows, -1)
-        else:
-            values[expert] = (numbers ^ np.uint8(128)).view(np.int8)
+        words = stored_words(matrices, expert)[: matrices.rows]
+        found = _by_halves(words, groups) if bits == 4 else words ^ np.uint32(0x80808080)
+        values[expert] = found.view(values.dtype)
         scales[expert] = matrices.scales[expert].transpose(0, 2, 1).reshape(-1, groups)[: matrices.rows]
     return QuantisedRows(values, scales)
+
+
+def _by_halves(words: NDArray[np.uint32], groups: int) -> NDArray[np.uint32]:
+    """Words (R, C / 8) of four numbers in low and four in high halves of bytes, as `QuantisedRows` has them."""
+    both = words.reshape(len(words), groups, 2, -1)
+    low = both[:, :, 0]
+    high = both[:, :, 1]
+    found = np.empty((*low.shape, 2), np.uint32)
+    mask = np.uint32(0x0F0F0F0F)
+    found[..., 0] = (low & mask) | (high & mask) << np.uint32(4)
+    found[..., 1] = (low >> np.uint32(4)) & mask | (high & ~mask)
+    return found.reshape(len(words), -1)

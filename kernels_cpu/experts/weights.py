@@ -202,7 +202,7 @@ def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.floa
 def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
     stored = matrices.format
     if not stored.scaled:
-        words = _words(matrices, expert)
+        words = stored_words(matrices, expert)
         floats = words.view(np.float32 if stored is Format.FP32 else np.uint16)
         values = float64("words", floats)
     else:
@@ -222,14 +222,14 @@ def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
 
 def stored_numbers(matrices: Matrices, expert: int) -> NDArray[np.uint8]:
     """The numbers of an expert in a format with scales, as they are stored, in rows with their padding."""
-    numbers = _words(matrices, expert).view(np.uint8)
+    numbers = stored_words(matrices, expert).view(np.uint8)
     if matrices.format.per_word == 4:
         return numbers
     fours = numbers.reshape(len(numbers), -1, 4)
     return np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(numbers), -1)
 
 
-def _words(matrices: Matrices, expert: int) -> NDArray[np.uint32]:
+def stored_words(matrices: Matrices, expert: int) -> NDArray[np.uint32]:
     """The words of an expert in rows, with their padding."""
     steps = matrices.words.shape[2]
     return np.ascontiguousarray(matrices.words[expert].transpose(0, 2, 1).reshape(-1, steps))

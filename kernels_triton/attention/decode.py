@@ -26,6 +26,7 @@ from .options import (
 )
 
 _CHUNKS = 16  # chunks that a program of `merge` combines at once
+_MOST_SUMS = 1 << 25  # bytes of chunks' sums, if one sequence does not need more; many sequences are computed in parts
 
 
 @operation
@@ -135,6 +136,11 @@ def _compute(
 _decode = operator("decode_attention", _compute, lambda q, *_rest: q.new_empty(q.shape))
 
 
+def is_shared(blocks: dict[str, int], value_offset: int) -> bool:
+    """True if values are the part of keys that a tile holds, so that they need no loads of their own."""
+    return not value_offset and blocks["DV"] == blocks["D_MAIN"]
+
+
 class Cached(NamedTuple):
     """The places of a token's keys and values in a cache.
 
@@ -169,22 +175,41 @@ def launch(
     tiles: AttentionTiles,
 ) -> torch.Tensor:
     """Attend with queries (B, H, D) by Triton's kernels: -> (B, H, value_dim)."""
+    rows, heads, _ = q.shape
+    chunks = -(-table.shape[1] * cached.block // tiles.chunk)
+    out = torch.empty((rows, heads, cached.value_dim), dtype=q.dtype, device=q.device)
+    each = 4 * heads * max(1, chunks) * cached.value_dim
+    step = max(1, min(rows, _MOST_SUMS // each))
+    sums = torch.empty((step, heads, chunks, cached.value_dim), dtype=torch.float32, device=q.device)
+    for low in range(0, rows, step):
+        some = slice(low, low + step)
+        _launch(q[some], cached, table[some], lengths[some], options, tiles, sums, out[some])
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    cached: Cached,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    options: Options,
+    tiles: AttentionTiles,
+    sums: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Attend with some sequences; `sums` (at least as many, H, chunks, value_dim) is scratch."""
     from .jit_attention import decode, merge
 
     rows, heads, dim = q.shape
+    chunks = sums.shape[2]
     group = heads // cached.heads
-    chunks = -(-table.shape[1] * cached.block // tiles.chunk)
     members = min(tiles.m, power(group))
-    out = torch.empty((rows, heads, cached.value_dim), dtype=q.dtype, device=q.device)
-    sums = torch.empty((rows, heads, chunks, cached.value_dim), dtype=torch.float32, device=q.device)
     denominators = sums.new_empty(rows, heads, chunks)
     maxima = sums.new_empty(rows, heads, chunks)
-    if not rows:
-        return out
     blocks = head_blocks(dim, cached.value_dim)
     constants = options.constants
     if chunks:
-        decode[(rows, cached.heads * -(-group // members), chunks)](
+        decode[(cached.heads * -(-group // members), rows, chunks)](
             q,
             cached.kv,
             sums,
@@ -203,7 +228,7 @@ def launch(
             **blocks,
             PAGE=cached.block,
             **constants,
-            SHARED=not cached.value_offset and cached.value_dim == blocks["D_MAIN"],
+            SHARED=is_shared(blocks, cached.value_offset),
             CHUNK=tiles.chunk,
             BLOCK_G=members,
             BLOCK_N=tiles.n,
@@ -225,7 +250,6 @@ def launch(
         CHUNK=tiles.chunk,
         BLOCK=_CHUNKS,
     )
-    return out
 
 
 @work_of(decode_attention)

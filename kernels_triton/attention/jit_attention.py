@@ -245,8 +245,8 @@ def decode(
 
     Chunks begin at multiples of CHUNK, so that the sums do not depend on the rest of the batch. SHARED as in `_attend`.
     """
-    sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1) % KV_HEADS
+    sequence = tl.program_id(1).to(tl.int64)
+    kv_head = tl.program_id(0) % KV_HEADS  # programs that read the same keys follow one another
     chunk = tl.program_id(2)
     length = tl.load(lengths + sequence).to(tl.int32)
     low = chunk * CHUNK
@@ -255,7 +255,7 @@ def decode(
         low = tl.maximum(low, length - WINDOW)
     if low >= end:
         return
-    member = tl.program_id(1) // KV_HEADS * BLOCK_G + tl.arange(0, BLOCK_G)
+    member = tl.program_id(0) // KV_HEADS * BLOCK_G + tl.arange(0, BLOCK_G)
     live = member < GROUP
     head = kv_head * GROUP + member
     q += sequence * q_row + head * q_head

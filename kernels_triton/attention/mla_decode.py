@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 
 import torch
@@ -33,8 +34,8 @@ def mla_decode(
         out[s, h] = softmax(scale * q[s, h] . C[s]) C[s][:, :value_dim]
 
     All heads share one cached row per token: the compressed latent, which is also the value, then the rotated key.
-    The kernels are those of `decode_attention`; where `value_dim` is the largest power of two in D, each row is loaded
-    once.
+    The kernels are those of `decode_attention`; where `value_dim` is the largest power of two in D, a program loads
+    each row once for all its heads.
 
     Parameters
     ----------
@@ -84,20 +85,34 @@ def mla_decode(
     check_operand("kv", kv, tuple(kv.shape), FLOATS, q)
     check_table(table, q, len(q))
     check_operand("lengths", lengths, (len(q),), INDEX, q)
+    check_latents(value_dim, scale, dim)
+    chosen = choose_backend(backend, q, kv)
+    check_dim("q", q, chosen)
+    sizes = None if tiles is None else tiles.sizes
+    out: torch.Tensor = _decode(q, kv, table, lengths, int(value_dim), float(scale), sizes, str(chosen))
+    return out
+
+
+def check_latents(value_dim: object, scale: object, dim: int) -> None:
+    """Raise unless the options of `mla_decode` fit rows of so many dims.
+
+    Raises
+    ------
+    TypeError
+        If they are no numbers.
+    ValueError
+        If one is out of range.
+    """
     if isinstance(value_dim, bool) or not isinstance(value_dim, numbers.Integral):
         raise TypeError(f"value_dim must be a whole number, not {value_dim!r}: pass an int.")
-    if not 1 <= value_dim <= dim:
+    if not 1 <= int(value_dim) <= dim:
         raise ValueError(
             f"value_dim must be in 1 .. {dim}, the dims of a row, not {value_dim}: pass the latent's width."
         )
     if not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a number, not {scale!r}: pass a float.")
-    options = Options.checked(q, scale, None, None, None)
-    chosen = choose_backend(backend, q, kv)
-    check_dim("q", q, chosen)
-    sizes = None if tiles is None else tiles.sizes
-    out: torch.Tensor = _decode(q, kv, table, lengths, int(value_dim), options.scale, sizes, str(chosen))
-    return out
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, not {scale}: pass the factor of the scores before absorption.")
 
 
 def _compute(

@@ -13,6 +13,8 @@ from ..backend.operands import FLOATS
 from ..backend.operators import check_tensor, requires_gradient
 from ..declarations import operation, public
 
+LEFT_OUT = -1
+"""The page of an expert that is computed elsewhere: it adds nothing here."""
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -280,10 +282,6 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
     for name, tensor in (("ids", ids), ("weights", weights)):
         if tensor is not None and (tensor.device != x.device or not tensor.is_contiguous()):
             raise ValueError(f"{name} must be contiguous and on {x.device} as x: call .contiguous() or move it.")
-
-
-LEFT_OUT = -1
-"""The page of an expert that is computed elsewhere: it adds nothing here."""
 
 
 def check_chosen(chosen: Collection[int], pages: torch.Tensor | None, held: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from ahead_of_time import TYPES, built, described
 
+from kernels_triton.attention.decode import is_shared
 from kernels_triton.attention.jit_attention import decode, merge, prefill
 from kernels_triton.attention.jit_kv_layout import move_kv
 from kernels_triton.attention.options import attention_tiles, head_blocks, power
@@ -53,7 +54,7 @@ def compiled_prefill(arch: int, dtype: torch.dtype, dim: int, value_dim: int, be
 SCALES = {"scale": "fp32", "cap": "fp32"}
 
 
-LATENTS = [(torch.bfloat16, 576, 512), (torch.float16, 288, 256), (torch.float32, 576, 512)]
+LATENTS = [(torch.bfloat16, 576, 512), (torch.float16, 288, 256), (torch.float32, 576, 512), (torch.bfloat16, 448, 384)]
 LATENT_HEADS = 128
 
 
@@ -66,15 +67,15 @@ def compiled_decode(
     strides = ("q_row", "q_head", "page_stride", "head_stride", "value_offset", "table_row")
     types = {name: f"*{one}" for name, one in (pointers | {"lengths": "i64"}).items()} | dict.fromkeys(strides, "i32")
     constants = head_blocks(dim, value_dim or dim) | {"GROUP": heads, "PAGE": PAGE} | (FULL if full else PLAIN)
-    constants |= {"KV_HEADS": 1 if value_dim else 8, "SHARED": bool(value_dim)}
+    constants |= {"KV_HEADS": 1 if value_dim else 8, "SHARED": is_shared(constants, 0 if value_dim else 1)}
     constants |= {"CHUNK": tiles.chunk, "BLOCK_G": min(tiles.m, power(heads)), "BLOCK_N": tiles.n}
     return built(decode, arch, types | SCALES, constants, tiles.warps, tiles.stages, strides)
 
 
-def compiled_merge(arch: int) -> Any:
+def compiled_merge(arch: int, dim: int) -> Any:
     types = dict.fromkeys(("sums", "denominators", "maxima", "sinks"), "*fp32")
     types |= {"lengths": "*i64", "out": "*bf16", "chunks": "i32"}
-    constants = {"DV": 128, "BLOCK_DV": 128, "WINDOW": 4096, "SINKS": True, "CHUNK": 512, "BLOCK": 16}
+    constants = {"DV": dim, "BLOCK_DV": dim, "WINDOW": 4096, "SINKS": True, "CHUNK": 512, "BLOCK": 16}
     return built(merge, arch, types, constants, 4, 3)
 
 
@@ -137,7 +138,8 @@ def main(arch: int) -> None:
         tell("decode", kernel, x=TYPES[dtype], case=f"latents of {dim}")
     for rows in (1, 1000):
         tell("logits", compiled_logits(arch, rows), x="bf16", case=rows)
-    tell("merge", compiled_merge(arch))
+    for dim in (128, 512):
+        tell("merge", compiled_merge(arch, dim), case=dim)
     for name, kernel in around(arch):
         tell(name, kernel)
 

@@ -21,7 +21,7 @@ def packed(form: str, M: int, F: int, group: int = 32):
 
 
 @examples(30)
-@given(st.sampled_from(["int8", "int4"]), st.integers(1, 5), st.integers(1, 5), st.sampled_from([8, 32, 64, 128]))
+@given(st.sampled_from(["int8", "int4"]), st.integers(1, 5), st.integers(1, 5), st.sampled_from([16, 32, 64, 128]))
 def test_the_numbers_are_those_that_were_packed(form, wide, high, group):
     experts = packed(form, wide * group, high * group, group)
     for rows, matrices in zip(experts_in_rows(experts), (experts.gate_up, experts.down), strict=True):

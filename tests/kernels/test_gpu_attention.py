@@ -26,6 +26,7 @@ from tests.kernels.attention_at_hand import (
     prompts,
     with_prefix,
 )
+from workbench import kernels
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = st.lists(st.integers(0, 19), max_size=4)
@@ -70,10 +71,6 @@ BAD_LATENTS = [
     ({"kv": lambda kv: kv.double()}, TypeError, "kv must be float32 or float16 or bfloat16"),
     ({"table": lambda t: t * 0 - 1}, ValueError, r"table\[0, 0\] must be a block of kv in \[0, 4\), not -1"),
     ({"lengths": lambda n: n + 9}, ValueError, r"lengths\[0\] must be in \[0, 4\], not 13"),
-    ({"value_dim": lambda _: 25}, ValueError, r"value_dim must be in 1 \.\. 24"),
-    ({"value_dim": lambda _: 4.0}, TypeError, r"value_dim must be a whole number, not 4\.0"),
-    ({"scale": lambda _: None}, TypeError, "scale must be a number, not None"),
-    ({"scale": lambda _: float("inf")}, ValueError, "scale must be finite"),
 ]
 
 
@@ -84,6 +81,22 @@ def test_a_decode_of_latents_names_a_bad_operand_and_its_mend(change, kind, mess
         case[name] = make(case[name])
     with pytest.raises(kind, match=message):
         mla_decode(**case)
+
+
+@pytest.mark.parametrize(
+    "option, kind, message",
+    [
+        ({"value_dim": 25}, ValueError, r"value_dim must be in 1 \.\. 24"),
+        ({"value_dim": 4.0}, TypeError, r"value_dim must be a whole number, not 4\.0"),
+        ({"value_dim": True}, TypeError, "value_dim must be a whole number, not True"),
+        ({"scale": None}, TypeError, "scale must be a number, not None"),
+        ({"scale": float("inf")}, ValueError, "scale must be finite, not inf: pass the factor"),
+    ],
+)
+def test_options_of_latents_are_checked_by_every_door(option, kind, message):
+    for decode in (mla_decode, kernels.mla_decode):
+        with pytest.raises(kind, match=message):
+            decode(**latents([4, 3], 2, 4, 24, 16, torch.float32) | option)
 
 
 def test_the_cpus_kernels_share_the_cache():

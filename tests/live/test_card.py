@@ -283,9 +283,10 @@ def test_sets_of_experts_wait_for_nothing_more(four: ModelConfig, on_card: Any, 
     assert lane_waits == {"aten::copy_": found.iterations + 1, "aten::_to_copy": found.iterations}
 
 
-def test_the_card_is_empty_afterwards(four: ModelConfig, on_card: Any) -> None:
+@pytest.mark.parametrize("pipeline", [WIRED["vslpipe"], CASES_OF_SETS["a streamed set"].pipeline], ids=str)
+def test_the_card_is_empty_afterwards(pipeline: Pipeline, four: ModelConfig, on_card: Any) -> None:
     drivers = on_card(Adversary())
-    wb.run(asked_of(four, WIRED["vslpipe"]), Sequential(prefetch=True), device="cuda")
+    wb.run(asked_of(four, pipeline), Sequential(prefetch=True), device="cuda")
     (driver,) = drivers
     assert driver.peak > 0
     assert not driver.cuda.memory.used
@@ -349,7 +350,7 @@ def test_rows_sent_from_one_place_are_noticed(four: ModelConfig, on_card: Any, m
 
 
 @pytest.mark.parametrize(
-    "device, said", [("tpu", "no device 'tpu'"), ("cuda", "heads of 8 dims, and attention on a card takes 16")]
+    "device, said", [("tpu", "no device 'tpu'"), ("cuda", "heads of 8 dims, and attention on a card takes 16 to 256")]
 )
 def test_what_a_card_cannot_is_refused(device: str, said: str, tiny: ModelConfig) -> None:
     with pytest.raises(EngineError, match=said):

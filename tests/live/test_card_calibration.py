@@ -154,13 +154,20 @@ PROMPTS = ["sort:plmku=", "reverse:agjyxd="]
 
 @pytest.mark.parametrize("memory, lanes", [("8GB", {"gpu"}), ("1.2MB", {"gpu", "cpu"})])
 def test_texts_from_a_card_are_the_cpus(
-    memory: str, lanes: set[str], measured: Machine, on_card: None, monkeypatch: pytest.MonkeyPatch
+    memory: str, lanes: set[str], measured: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the model does not fit the card, its experts are on the CPU; a session serves there too."""
     folder = wb.data_path("models/tiny-moe")
     want = wb.LLM(folder).generate(PROMPTS, max_tokens=7)
     here = measured.limit(gpu_memory=memory)
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: here))
+    drivers = list[RehearsedDriver]()
+
+    def kept(limit: float) -> RehearsedDriver:
+        drivers.append(simulated(limit))
+        return drivers[-1]
+
+    monkeypatch.setattr(opening, "CudaDriver", kept)
     llm = wb.LLM(folder, device="cuda")
     assert llm.generate(PROMPTS, max_tokens=7) == want
     scenario = llm.planned(64, together=2)
@@ -169,3 +176,10 @@ def test_texts_from_a_card_are_the_cpus(
     with Session(scenario, Sequential()) as session:
         session.ask(wb.Request(llm.tokenizer.encode(PROMPTS[0]), 7), told.put)
         assert [told.get(timeout=60).token for _ in range(7)] == [*want[0].tokens]
+    assert len(drivers) == 2
+    assert not any(driver.cuda.memory.used or driver.cuda.memory.pinned for driver in drivers)
+
+
+def test_a_device_that_llm_does_not_know_is_refused_at_once() -> None:
+    with pytest.raises(EngineError, match="LLM has no device 'gpu'; give 'cpu' or 'cuda'"):
+        wb.LLM(wb.data_path("models/tiny-moe"), device="gpu")

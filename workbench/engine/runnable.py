@@ -36,8 +36,8 @@ from workbench.stages import (
 from workbench.workload import Request
 from workbench.workload.tokenizer import load_tokenizer
 
-SMALLEST_HEAD = 16
-"""Dims of a head for which the kernels of a card compute attention."""
+SMALLEST_HEAD, LARGEST_HEAD, LARGEST_LATENT = 16, 256, 576
+"""Dims of heads, and of latents with their rotated keys, for which the kernels of a card compute attention."""
 
 
 def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
@@ -91,11 +91,16 @@ def _check_card(prepared: Prepared) -> None:
     """Refuse what the engine does not compute on a card."""
     scenario = prepared.scenario
     model = scenario.model
-    smallest = min(model.head_dim, model.v_head_dim or model.head_dim)
-    if smallest < SMALLEST_HEAD:
+    for dims in (model.head_dim, model.v_head_dim or model.head_dim):
+        if not SMALLEST_HEAD <= dims <= LARGEST_HEAD:
+            raise EngineError(
+                f"model {model.name!r} has heads of {dims} dims, and attention on a card takes {SMALLEST_HEAD} to "
+                f"{LARGEST_HEAD}; give device='cpu'."
+            )
+    if model.kv_lora_rank and model.latent_size > LARGEST_LATENT:
         raise EngineError(
-            f"model {model.name!r} has heads of {smallest} dims, and attention on a card takes {SMALLEST_HEAD} "
-            "or more; give device='cpu'."
+            f"model {model.name!r} has latents of {model.latent_size} dims, and attention on a card takes "
+            f"{LARGEST_LATENT} at most; give device='cpu'."
         )
     form = scenario.precision.experts
     if form in PACKED:

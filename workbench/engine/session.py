@@ -102,6 +102,11 @@ class Session:
         self._desk = _Desk(prepared)
         self._loaded = threading.Event()
         self._occupation: Occupation = occupy(f"a session with {scenario.model.name!r}")
+        try:
+            self._driver = open_driver(scenario.machine, on_card=scenario.machine.has_card)
+        except BaseException:
+            self._occupation.end()
+            raise
         self._thread = threading.Thread(target=self._work, name="session", daemon=True)
         try:
             self._thread.start()
@@ -202,9 +207,7 @@ class Session:
 
     def _serve(self) -> None:
         control = self._occupation.control
-        machine = self._prepared.scenario.machine
-        driver = open_driver(machine, on_card=machine.has_card)
-        engine = Engine(self._prepared, control, self._desk, self._desk, driver)
+        engine = Engine(self._prepared, control, self._desk, self._desk, self._driver)
         try:
             self._desk.engine = engine
             self._loaded.set()

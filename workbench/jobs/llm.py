@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
+from workbench.core.errors import CapacityError, CheckpointError, EngineError, WorkloadError
 from workbench.core.result import TokenLogprobs
 from workbench.core.units import CPU_ONLY, STORED_INT4
 from workbench.engine import Session, run
@@ -96,6 +96,8 @@ class LLM:
         If the folder holds no checkpoint, or the model has no weights.
     CapacityError
         If the precision is unknown.
+    EngineError
+        If there is no such device.
 
     Attributes
     ----------
@@ -132,6 +134,8 @@ class LLM:
         self.defaults = sampling_defaults(self.model)
         self._memory = Memory(1.0, _BLOCK, weights or _converted(self.model), kv)
         self._scheduler = scheduler or ResourceAware()
+        if device not in ("cpu", "cuda"):
+            raise EngineError(f"LLM has no device {device!r}; give 'cpu' or 'cuda'.")
         self._device = device
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from kernels_cpu.experts.in_place import COLUMNS
 from kernels_cpu.experts.weights import ROWS
 from kernels_cpu.machine.features import has
 from kernels_triton import AttentionTiles, Routing
+from kernels_triton.attention.mla_decode import check_latents
 from kernels_triton.backend.operators import check_tensor, operator
 from kernels_triton.moe.experts import LEFT_OUT, Activation, Weights, check_chosen
 from kernels_triton.moe.fused_moe import check_moe
@@ -165,7 +166,8 @@ def mla_decode(
         return kernels_triton.mla_decode(
             q, kv, table, lengths, value_dim=value_dim, scale=scale, tiles=tiles, backend=backend
         )
-    out: torch.Tensor = _mla_decode(q, kv, table, lengths, value_dim, scale)
+    check_latents(value_dim, scale, kv.shape[-1])
+    out: torch.Tensor = _mla_decode(q, kv, table, lengths, int(value_dim), float(scale))
     return out
 
 

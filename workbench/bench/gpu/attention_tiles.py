@@ -16,6 +16,7 @@ _PREFILL = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 32, 8, 3),
 _DECODE = [(64, 4, 3), (64, 4, 4), (128, 4, 3), (32, 4, 4), (64, 8, 3)]
 _LATENTS = [(32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 8, 3), (32, 16, 8, 3), (64, 16, 8, 3), (16, 32, 4, 2)]
 _CHUNKS = (256, 512, 1024)
+_CHUNKS_OF_LATENTS = (1024, 2048, 4096)
 
 
 def tune_attention(device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -56,7 +57,7 @@ def _decode_latents(device: torch.device, rehearsal: bool) -> dict[str, Any]:
     lengths = torch.full((rows,), 16 * blocks, device=device)
     how: dict[str, Any] = {"value_dim": value_dim, "scale": 192**-0.5}
     how["backend"] = "triton-interpret" if rehearsal else "triton"
-    shapes = [AttentionTiles(*sizes, chunk) for sizes in _LATENTS for chunk in _CHUNKS]
+    shapes = [AttentionTiles(*sizes, chunk) for sizes in _LATENTS for chunk in _CHUNKS_OF_LATENTS]
     shapes = [AttentionTiles(16, 16, 4, 1, 32)] if rehearsal else shapes
     return _best(shapes, lambda tiles: mla_decode(q, kv, table, lengths, tiles=tiles, **how), device)
 

@@ -227,6 +227,7 @@ CASES = tuple(
         ("decode attention, 256 x 512", partial(decode, rows=256, context=512)),
         ("decode attention, D 64, 8 heads share", partial(decode, rows=64, context=4096, heads=64, dim=64)),
         ("decode attention, MLA, 64 x 4096", partial(latents, rows=64, context=4096)),
+        ("decode attention, MLA, 256 x 4096", partial(latents, rows=256, context=4096)),
         ("decode attention, MLA, 1 x 32768", partial(latents, rows=1, context=32768)),
         ("experts, Mixtral, 1 token", partial(_moe, tokens=1, layer=_MIXTRAL)),
         ("experts, Mixtral, 4096 tokens", partial(_moe, tokens=4096, layer=_MIXTRAL)),

@@ -51,7 +51,7 @@ _LATENT: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
     "head_dim": 32,
-    "kv_lora_rank": 24,
+    "kv_lora_rank": 32,
     "q_lora_rank": 20,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,

@@ -336,7 +336,8 @@ class Forward:
             if found is not held and key[0] is Place.GPU:
                 self._put(key, found)
                 self._of_no_stream.add(key)
-            self._buffers[key] = found
+            else:
+                self._buffers[key] = found
             return found
 
     def _memory(

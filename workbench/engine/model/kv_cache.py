@@ -179,26 +179,22 @@ class KVCache:
         there = torch.zeros((int(width.sum()), *pool.shape[1:]), dtype=pool.dtype, device=self._driver.device)
         copy: Copy
         if self._driver.on_host:
-            copy = BlockCopy(there, pool, old_table[used], filled[used], size)
+            copy = BlockCopy(there, pool, old_table[used], filled[used])
         else:
             staged = self._driver.pinned("fetched KV", there.shape, there.dtype)
-            gathered = BlockCopy(staged, pool, old_table[used], filled[used], size)
+            gathered = BlockCopy(staged, pool, old_table[used], filled[used])
             copy = GatheredCopy(gathered, there)
         return FetchedKV(there, table, self), Transfer([copy])
 
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """Copy of the first `tokens` entries of some blocks (N,) of a layer's cache into a cache of these blocks alone.
-
-    A block has `size` entries.
-    """
+    """Copy of the first `tokens` entries of some blocks (N,) of a layer's cache into a cache of these blocks alone."""
 
     target: torch.Tensor
     source: torch.Tensor
     blocks: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int64]
-    size: int
 
     @property
     def nbytes(self) -> int:
@@ -208,7 +204,7 @@ class BlockCopy:
     @property
     def _entry(self) -> int:
         """Bytes of one token's keys and values."""
-        return self.source[0].nbytes // self.size
+        return self.source[0].nbytes // self.source.shape[-2]
 
     def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""

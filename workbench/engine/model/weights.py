@@ -246,9 +246,9 @@ class Weights:
             for op in dict.fromkeys(piece.op for piece in pieces if not piece.streamed):
                 tensors = store.resident(layer, op, keep=op in streamed)
                 if op in on_gpu:
-                    self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values())
                     laid_out = store.for_gpu(tensors)
                     there = {key: tensor.to(store.driver.device) for key, tensor in laid_out.items()}
+                    self.gpu_bytes += sum(tensor.nbytes for tensor in there.values())
                     self._resident[Place.GPU][layer, op] = there
                 if op in on_cpu:
                     self._resident[Place.CPU][layer, op] = tensors

@@ -80,8 +80,8 @@ def int4_layout(quantisation: Mapping[str, Any], name: str) -> Int4Layout:
     for key, values in wanted.items():
         if found[key] not in values:
             raise CheckpointError(
-                f"checkpoint {name!r} in {method.upper()} sets {key}={short(found[key])} in its quantization_config, and "
-                f"run reads {' or '.join(map(str, values))}; use one quantised so, or the model it was made of."
+                f"checkpoint {name!r} in {method.upper()} sets {key}={short(found[key])} in its quantization_config, "
+                f"and run reads {' or '.join(map(str, values))}; use one quantised so, or the model it was made of."
             )
     if method == "awq":
         return Int4Layout(method, found["group_size"], symmetric=False, one_less=False)
