@@ -151,6 +151,18 @@ def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, kind, dtype, thread
     assert found.equal(want)
 
 
+@pytest.mark.parametrize("form", Format)
+def test_a_helper_computes_each_format_as_the_caller_does(form):
+    """Of experts that are large enough for it to come before the caller has taken all tasks."""
+    torch.manual_seed(0)
+    pair = numbers(FP32, 2, 1024, 512, scale=512**-0.5), numbers(FP32, 2, 512, 512, scale=512**-0.5)
+    experts = FewExperts(pack_experts(*pair, format=form))
+    h, gates = numbers(FP32, 4, 512), torch.cat((torch.arange(8).view(4, 2) % 2, torch.rand(4, 2)), dim=1)
+    want = experts(h, gates, threads=1)
+    for _ in range(50):
+        assert experts(h, gates, threads=2).equal(want)
+
+
 HEADS = (4, 2, 16), (8, 1, 5)
 CACHES = list(itertools.product(HEADS, DTYPES) if DEEP else zip(HEADS, DTYPES, strict=True))
 
