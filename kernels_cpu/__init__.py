@@ -21,7 +21,9 @@ from .declarations import Operation, operations, public_names
 from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work, warm_up_experts
 from .experts.in_place import experts_in_place, experts_of_blocks
 from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
-from .experts.packing import QuantisedRows, experts_in_rows, pack_experts, pack_int4, pack_mxfp4
+from .experts.packing.in_rows import QuantisedRows, experts_in_rows
+from .experts.packing.rounded import pack_experts
+from .experts.packing.stored import pack_int4, pack_mxfp4
 from .experts.weights import Format, PackedExperts
 from .few_rows.decode import FewDecode
 from .few_rows.experts import FewExperts

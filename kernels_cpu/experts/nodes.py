@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..arguments import Operand
 from ..declarations import public
 from ..threads.team import on_node, usable_cpus
-from .packing import checked_layer, pack_experts
+from .packing.rounded import checked_layer, pack_experts
 from .weights import GROUP, Format, PackedExperts
 
 _SYSTEM = Path("/sys/devices/system/node")
