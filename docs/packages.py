@@ -90,12 +90,14 @@ def _imported(path: Path) -> Iterable[str]:
 
 def _files(package: Path) -> list[str]:
     """Table of the package's files; those of an inner package stand under it."""
-    lines = ["| file | content |", "|---|---|"]
-    for path in _entries(package):
-        lines.append(_row(path, package))
-        inner = _entries(path) if path.is_dir() else []
-        lines += [_row(each, package) for each in inner]
-    return lines
+    return ["| file | content |", "|---|---|", *_rows(package, package)]
+
+
+def _rows(folder: Path, package: Path) -> Iterable[str]:
+    for path in _entries(folder):
+        yield _row(path, package)
+        if path.is_dir():
+            yield from _rows(path, package)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -508,10 +508,10 @@ def test_biases_that_do_not_fit_are_refused(change, message):
 
 
 def stored_int4(experts: int, rows: int, columns: int, group: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Codes, scales and zero points of all values."""
+    """Codes, scales of any sign and zero points of all values."""
     rng = np.random.default_rng(seed)
     groups = experts, rows, columns // group
-    scales = rng.uniform(0.001, 0.1, groups).astype(np.float16)
+    scales = (rng.uniform(0.001, 0.1, groups) * rng.choice([1, 1, -1, 0], groups)).astype(np.float16)
     return rng.integers(0, 16, (experts, rows, columns), np.uint8), scales, rng.integers(0, 16, groups, np.uint8)
 
 
@@ -626,7 +626,7 @@ def test_int4_that_cannot_be_packed_is_named_with_its_mend(changes, kind, messag
 
 
 @pytest.mark.parametrize("group", [8, 64, 128])
-def test_uint4_is_within_half_a_step_of_its_group(group):
+def test_uint4_is_within_a_step_of_its_group(group):
     """A step is the reach of a group, with 0 in it, over 15; the zero point is rounded too."""
     gate_up, down = layer(1, (72, 256))
     down[0, 0], down[0, 1], down[0, 2] = 0, np.abs(down[0, 1]) + 3, -np.abs(down[0, 2])

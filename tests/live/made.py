@@ -238,6 +238,7 @@ SEEDS = {
     "phimoe, packed": 1,
     "gpt_oss, mxfp4": 4,
     "gpt_oss, mxfp4 of blocks": 11,
+    "qwen2_moe, gptq uint4_g32": 1,
 }
 """Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
 
@@ -365,7 +366,8 @@ def _in_int4(
             held[f"{stem}.qzeros"] = _words(zeros.T, 1, _AWQ_ORDER)
             continue
         held[f"{stem}.qweight"] = _words(codes.T, 0)
-        held[f"{stem}.qzeros"] = _words(((zeros - 1) % 16 if one_less else zeros).T, 1)
+        words = _words(zeros.T, 1)
+        held[f"{stem}.qzeros"] = words - 0x11111111 if one_less else words
         held[f"{stem}.g_idx"] = torch.arange(tensor.shape[1], dtype=torch.int32) // group
     _rewritten(folder, held, {"bits": 4, "group_size": group, **config})
     raw = json.loads((folder / "config.json").read_text())

@@ -89,8 +89,8 @@ def numbers_of(told: dict[str, Any], qweight: Any, qzeros: Any, scales: Any) -> 
         codes = qweight[row, column // 8] >> 4 * along & 15
     else:
         codes = qweight[row // 8, column] >> 4 * (row % 8) & 15
-    zeros = qzeros[own, column // 8] >> 4 * along & 15
-    zeros = (zeros + 1) % 16 if told.get("checkpoint_format") == "gptq" else zeros
+    words = (qzeros.astype(np.int64) + (0x11111111 if told.get("checkpoint_format") == "gptq" else 0)) & 0xFFFFFFFF
+    zeros = words[own, column // 8] >> 4 * along & 15
     return np.ascontiguousarray(((codes - zeros) * scales[own, column].astype(np.float32)).T)
 
 
@@ -234,16 +234,13 @@ def packed_in(model: ModelConfig) -> list[Any]:
     return [unpacked(matrices, range(len(found))) for matrices in (found.gate_up, found.down)]
 
 
-def one_more(words: torch.Tensor) -> torch.Tensor:
-    """Words with one more in each of their numbers of 4 bits, after 15 comes 0."""
-    found = sum(((words.long() >> 4 * place) + 1 & 15) << 4 * place for place in range(8))
-    assert isinstance(found, torch.Tensor)
-    return torch.where(found < 2**31, found, found - 2**32).to(torch.int32)
-
-
-def test_zero_points_of_gptq_v2_are_stored_as_they_are(quantised: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"checkpoint_format": "gptq_v2"}, {"checkpoint_format": None, "format": "GPTQ_v2"}]
+)
+def test_zero_points_of_gptq_v2_are_stored_as_they_are(settings: Any, quantised: Any, tmp_path: Path) -> None:
+    """As libraries turn one format into the other: by a sum of whole words."""
     path = quantised("qwen2_moe, gptq uint4_g32")
-    model = changed(path, tmp_path, "qzeros", one_more, checkpoint_format="gptq_v2")
+    model = changed(path, tmp_path, "qzeros", lambda words: words + 0x11111111, **settings)
     for own, wanted in zip(packed_in(model), packed_in(wb.checkpoint(path)), strict=True):
         np.testing.assert_array_equal(own, wanted)
 
@@ -280,6 +277,12 @@ def changed(path: Path, folder: Path, what: str, change: Any, **settings: Any) -
 FAULTS: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "groups out of order": ("g_idx", lambda one: one.flip(0), {}, "inputs into groups out of order .desc_act=True"),
     "another zero point": ("qzeros", lambda one: one + 1, {}, "has zero points other than 8, .* correct it to False"),
+    "zero points of the other format": (
+        "qzeros",
+        lambda one: one,
+        {"checkpoint_format": "gptq_v2", "sym": False},
+        r"is not in the checkpoint_format gptq_v2: its codes are \+1\.\d+ from .* correct checkpoint_format to gptq",
+    ),
     "half the scales": ("scales", lambda one: one[:1], {}, r"is \(1, \d+\) torch.float16, its config.json asks for"),
     "scales that are whole": ("scales", lambda one: one.int(), {}, "torch.int32, its config.json asks for"),
     "larger groups": (
@@ -315,6 +318,55 @@ def test_an_expert_that_is_not_in_int4_is_named(quantised: Any, tmp_path: Path) 
     with pytest.raises(CheckpointError, match=f"tensor {stem}.weight of .* is not in INT4, .*; give Memory"):
         wb.run(as_stored(model, "all_cpu"), Sequential())
     assert ran(model).tokens == ran(wb.checkpoint(path)).tokens
+
+
+UNREAD: dict[str, tuple[dict[str, Any], str]] = {
+    "two formats": (
+        {"format": "gptq_v2"},
+        "sets checkpoint_format='gptq' and 'gptq_v2' in its quantization_config, and run reads gptq or gptq_v2; use",
+    ),
+    "a format by its other name": ({"checkpoint_format": None, "format": "marlin"}, "sets checkpoint_format='marlin'"),
+    "other words": ({"pack_dtype": "int64"}, "sets pack_dtype='int64' .*, and run reads int32; use one quantised so"),
+    "one expert left": (
+        {"dynamic": {"-:.*experts.1..*": {}}},
+        r"leaves .*experts\.1\.gate_proj as it was",
+    ),
+    "another rule": ({"dynamic": {"lm_head": {"bits": 8}}}, "is not understood .*; use one quantised so, or the model"),
+}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_settings_of_int4_that_run_does_not_read_are_named(what: str, quantised: Any, tmp_path: Path) -> None:
+    settings, words = UNREAD[what]
+    with pytest.raises(CheckpointError, match=words):
+        changed(quantised("qwen3_moe, gptq int4_g32"), tmp_path, "scales", lambda one: one, **settings)
+
+
+def test_settings_that_are_null_are_those_that_are_left_out(quantised: Any, tmp_path: Path) -> None:
+    nothing = {"sym": None, "desc_act": None, "checkpoint_format": None}
+    model = changed(quantised("qwen3_moe, gptq int4_g32"), tmp_path, "scales", lambda one: one, **nothing)
+    assert model.expert_dtype == "int4_g32"
+
+
+def test_experts_that_were_left_as_they_were_are_not_in_int4(quantised: Any, tmp_path: Path) -> None:
+    left = {"dynamic": {"-:.*experts.*": {}}}
+    model = changed(quantised("qwen3_moe, gptq int4_g32"), tmp_path, "scales", lambda one: one, **left)
+    assert model.expert_dtype is None
+
+
+def test_a_model_of_another_format_than_its_files_is_refused(quantised: Any) -> None:
+    model = replace(wb.checkpoint(quantised("qwen2_moe, gptq uint4_g32")), expert_dtype="int4_g32")
+    with pytest.raises(CheckpointError, match=r"has experts in int4_g32, the config.json in .* says uint4_g32"):
+        wb.run(as_stored(model, "all_cpu"), Sequential())
+
+
+def test_no_loss_is_told_of_int4_that_is_not_rounded(quantised: Any) -> None:
+    model = wb.checkpoint(quantised("mixtral, awq uint4_g64"))
+    for stored, told in (("int4_g64", False), ("int4_g128", True)):
+        of = scenario(replace(model, expert_dtype=stored), ASKED, RUNNABLE["all_gpu"], precision="fp32")
+        of = of.on(memory=replace(of.memory, weights="int4"))
+        assert of.precision.group == 64
+        assert ("rounding" in wb.simulate(of, Sequential()).facts) == told
 
 
 def test_a_scale_of_another_shape_is_refused(quantised: Any, tmp_path: Path) -> None:

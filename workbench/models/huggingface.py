@@ -19,7 +19,15 @@ from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.executable import DTYPES, check_executable, check_sizes
 from workbench.models.families import FAMILIES, runnable_family
 from workbench.models.family import LATENT, Family, TensorNames
-from workbench.models.formats import int4_layout, is_int4, quantisation_of, stored_formats, with_formats
+from workbench.models.formats import (
+    REMEDY,
+    Quantisation,
+    int4_layout,
+    is_int4,
+    quantisation_of,
+    stored_formats,
+    with_formats,
+)
 from workbench.models.gguf import read_gguf
 from workbench.models.layers import LayerKind, fold
 from workbench.models.rope import KINDS, PLAIN, Rope
@@ -213,10 +221,34 @@ def _as_run(raw: dict[str, Any], name: str) -> ModelConfig:
     quantisation = raw.get("quantization_config")
     if not is_int4(quantisation):
         return _translate(raw, name)
-    quantisation_of(quantisation, name)
+    layout = int4_layout(quantisation, name)
     found = _translate({key: value for key, value in raw.items() if key != "quantization_config"}, name)
     dtype = "bf16" if found.dtype == "fp16" else found.dtype
-    return replace(found, dtype=dtype, expert_dtype=int4_layout(quantisation, name).name)
+    whole = _has_every_expert(quantisation_of(quantisation, name, remedy=REMEDY), found)
+    return replace(found, dtype=dtype, expert_dtype=layout.name if whole else None)
+
+
+def _has_every_expert(quantisation: Quantisation, model: ModelConfig) -> bool:
+    """True if all experts are quantised, False if none is.
+
+    Raises
+    ------
+    CheckpointError
+        If some are.
+    """
+    names = model.family.tensors
+    found = dict[bool, str]()
+    for layer, kind in enumerate(model.layer_kinds):
+        for expert in () if kind.dense else range(model.num_local_experts):
+            for which in (names.gate, names.up, names.down):
+                module = f"{names.layers}.{layer}.{names.expert(expert)}.{which}"
+                found.setdefault(quantisation.bytes_of(module) is not None, module)
+    if len(found) == 2:
+        raise CheckpointError(
+            f"config.json of {model.name!r} leaves {found[False]} as it was and has {found[True]} quantised; run reads "
+            f"experts that are all in one format; {REMEDY}."
+        )
+    return True in found
 
 
 def _of_gguf(file: Path, name: str | None) -> ModelConfig:

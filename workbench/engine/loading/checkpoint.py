@@ -13,6 +13,7 @@ import torch
 
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json
+from workbench.core.units import STORED_INT4
 from workbench.engine.loading.int4 import Int4Matrices
 from workbench.engine.loading.tensor_files import TensorFile
 from workbench.engine.loading.tensors import Source, every_source, sources
@@ -67,6 +68,7 @@ class Checkpoint:
             self._int4 = self._in_int4(model)
             for source in {source.name: source for source in self.sources}.values():
                 self._check(model, source, "an operation" if source.name in theirs else "its config.json")
+            self._check_zeros()
             self._closing = closing.pop_all()
 
     def _in_int4(self, model: ModelConfig) -> Int4Matrices | None:
@@ -74,8 +76,20 @@ class Checkpoint:
         layout = int4_layout_of(self.folder) if any(name.endswith(".qweight") for name in self._file_of) else None
         if layout is None:
             return None
+        if model.expert_dtype in STORED_INT4 and model.expert_dtype != layout.name:
+            raise CheckpointError(
+                f"model {model.name!r} has experts in {model.expert_dtype}, the config.json in {self.folder.name!r} "
+                f"says {layout.name}; read it again by wb.checkpoint."
+            )
         entries = {name: file[name] for name, file in self._file_of.items()}
         return Int4Matrices(layout, entries, lambda name: self._slice(name, None), model.name)
+
+    def _check_zeros(self) -> None:
+        """Check the zero points of one matrix in INT4: the settings of all are the same."""
+        if self._int4 is not None:
+            one = next((source.name for source in self.sources if source.name in self._int4), None)
+            if one is not None:
+                self._int4.check_zeros(one)
 
     def _check(self, model: ModelConfig, source: Source, asking: str) -> None:
         name = source.name

@@ -16,6 +16,10 @@ _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _PER_WORD = 8
 _MIDDLE = 8
 """Zero point where quantisation is symmetric."""
+_ONES = 0x11111111
+"""What words of zero points are stored less, in GPTQ's first format."""
+_OFF = 0.5
+"""Mean distance of codes from their zero points that no matrix has: weights are about as often below 0 as above."""
 
 
 class Int4Matrices:
@@ -101,8 +105,26 @@ class Int4Matrices:
     def zeros(self, name: str) -> torch.Tensor:
         """The zero points (outputs, groups) uint8 of a matrix."""
         order = Int4Order.OUTPUTS if self._layout.method == "gptq" else Int4Order.AWQ
-        stored = int4_codes(self._read(_part(name, "qzeros")), order)
-        return stored + 1 & 15 if self._layout.one_less else stored
+        words = self._read(_part(name, "qzeros"))
+        return int4_codes(words + _ONES if self._layout.one_less else words, order)
+
+    def check_zeros(self, name: str) -> None:
+        """Check that zero points are in the middle of a matrix's codes, as those of the other format of GPTQ are not.
+
+        Raises
+        ------
+        CheckpointError
+            If they are one off.
+        """
+        if self._layout.symmetric or self._layout.method != "gptq":
+            return
+        off = float(self.codes(name).float().mean() - self.zeros(name).float().mean())
+        if abs(off) > _OFF:
+            told, other = ("gptq", "gptq_v2") if self._layout.one_less else ("gptq_v2", "gptq")
+            raise CheckpointError(
+                f"tensor {_part(name, 'qzeros')} of {self._model!r} is not in the checkpoint_format {told}: its codes "
+                f"are {off:+.2f} from their zero points on average; correct checkpoint_format to {other}."
+            )
 
     def weights(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A matrix (outputs, inputs), converted to a type."""
@@ -112,7 +134,8 @@ class Int4Matrices:
     def _check_order(self, name: str) -> None:
         """Refuse groups of inputs that are not in a row."""
         order = self._read(name)
-        if not order.equal(torch.arange(len(order), dtype=order.dtype) // self._layout.group):
+        in_a_row = order.equal(torch.arange(len(order), dtype=order.dtype) // self._layout.group)
+        if not in_a_row and order.any():  # all zeros stand for no order
             raise CheckpointError(
                 f"tensor {name} of {self._model!r} puts inputs into groups out of order (desc_act=True), which run "
                 "does not read; use one quantised with desc_act=False."

@@ -232,7 +232,9 @@ def _in_int4(
     try:
         return _tensors(pack_int4(**given))
     except ValueError as error:
-        raise CheckpointError(f"experts of layer {layer} of {model.name!r} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"experts of layer {layer} of {model.name!r} cannot be read: {error} Or give Memory(weights='bf16')."
+        ) from error
 
 
 def _packed(

@@ -16,6 +16,14 @@ METHODS = ("gptq", "awq")
 """Values of ``quant_method``."""
 _ONE_LESS = {"gptq": True, "gptq_v2": False}
 """Whether zero points are stored less one, by ``checkpoint_format``."""
+_NAMES = {
+    "bits": ("bits", "w_bit"),
+    "group_size": ("group_size", "q_group_size"),
+    "checkpoint_format": ("checkpoint_format", "format"),
+    "version": ("version", "format", "checkpoint_format"),
+}
+"""Keys that mean the same setting."""
+REMEDY = "use one quantised so, or the model it was made of"
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Int4Layout:
         True if all zero points are 8. They are stored even so, as 7 or 8, whatever the format is called: some
         libraries write format gptq_v2 and call it gptq.
     one_less : bool
-        True if zero points are stored less one, modulo 16.
+        True if words of zero points are stored less 0x11111111: each point less one, with a borrow from the next.
     """
 
     method: str
@@ -67,25 +75,32 @@ def int4_layout(quantisation: Mapping[str, Any], name: str) -> Int4Layout:
         If `run` does not read tensors of these settings.
     """
     method = quantisation["quant_method"]
-    wanted: dict[str, tuple[Any, ...]] = {"bits": (4,), "group_size": INT4_GROUPS}
-    usual: dict[str, Any] = {}
+    wanted: dict[str, tuple[Any, ...]] = {"bits": (4,), "group_size": INT4_GROUPS, "pack_dtype": ("int32",)}
+    usual: dict[str, Any] = {"pack_dtype": "int32"}
     if method == "gptq":
-        usual = {"desc_act": False, "sym": True, "checkpoint_format": "gptq", "is_marlin_format": False}
+        usual |= {"desc_act": False, "sym": True, "checkpoint_format": "gptq", "is_marlin_format": False}
         wanted |= {"desc_act": (False,), "sym": (True, False), "checkpoint_format": tuple(_ONE_LESS)}
         wanted |= {"is_marlin_format": (False,)}
     else:
-        usual = {"version": "gemm", "zero_point": True}
-        wanted |= {"version": ("gemm", "GEMM"), "zero_point": (True,)}
-    found = {key: quantisation.get(key, usual.get(key)) for key in wanted}
+        usual |= {"version": "gemm", "zero_point": True}
+        wanted |= {"version": ("gemm",), "zero_point": (True,)}
+    settings = dict[str, Any]()
     for key, values in wanted.items():
-        if found[key] not in values:
+        told = {_lower(quantisation[each]) for each in _NAMES.get(key, (key,)) if quantisation.get(each) is not None}
+        settings[key] = next(iter(told), usual.get(key))
+        if len(told) > 1 or settings[key] not in values:
+            found = " and ".join(map(short, sorted(told, key=str))) or "None"
             raise CheckpointError(
-                f"checkpoint {name!r} in {method.upper()} sets {key}={short(found[key])} in its quantization_config, "
-                f"and run reads {' or '.join(map(str, values))}; use one quantised so, or the model it was made of."
+                f"checkpoint {name!r} in {method.upper()} sets {key}={found} in its quantization_config, and run reads "
+                f"{' or '.join(map(str, values))}; {REMEDY}."
             )
     if method == "awq":
-        return Int4Layout(method, found["group_size"], symmetric=False, one_less=False)
-    return Int4Layout(method, found["group_size"], found["sym"], _ONE_LESS[found["checkpoint_format"]])
+        return Int4Layout(method, settings["group_size"], symmetric=False, one_less=False)
+    return Int4Layout(method, settings["group_size"], settings["sym"], _ONE_LESS[settings["checkpoint_format"]])
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def int4_layout_of(folder: Path) -> Int4Layout | None:

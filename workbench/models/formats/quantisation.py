@@ -98,7 +98,10 @@ def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{each})" for each in expressions) or r"(?!)")
 
 
-def quantisation_of(config: Mapping[str, Any], name: str) -> Quantisation:
+_REMEDY = "remove it and set formats with dataclasses.replace"
+
+
+def quantisation_of(config: Mapping[str, Any], name: str, *, remedy: str = _REMEDY) -> Quantisation:
     """The schemes of a ``quantization_config`` by AWQ, GPTQ, compressed-tensors or modelopt.
 
     Parameters
@@ -107,6 +110,8 @@ def quantisation_of(config: Mapping[str, Any], name: str) -> Quantisation:
         The object ``quantization_config`` of a ``config.json``.
     name : str
         Name of the model, for errors.
+    remedy : str
+        What an error says is to be done.
 
     Raises
     ------
@@ -130,8 +135,7 @@ def quantisation_of(config: Mapping[str, Any], name: str) -> Quantisation:
         return readers[method](config)
     except (TypeError, ValueError, KeyError, AttributeError, re.error) as error:
         raise CheckpointError(
-            f"config.json of {name!r} has a quantization_config that is not understood ({error}); remove it and set "
-            "formats with dataclasses.replace."
+            f"config.json of {name!r} has a quantization_config that is not understood ({error}); {remedy}."
         ) from error
 
 
