@@ -71,7 +71,7 @@ FAULTS = {
     ),
     "32-bit rows of weights": Fault("grouped", "gates = columns.to(tl.int64)", "gates = columns", "offsets"),
     "answers made up for no expert": Fault(
-        "grouped", 'tl.where(end > 0, total, nothing)', "total", "no_expert_or_page"
+        "grouped", "tl.where(end > 0, total, nothing)", "total", "no_expert_or_page"
     ),
     "pairs of no expert without a row": Fault(
         "pairs", "tl.where((owner < 0) | (owner >= E), E, owner)", "owner", "no_expert"

@@ -326,6 +326,7 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
         "sets checkpoint_format='gptq' and 'gptq_v2' in its quantization_config, and run reads gptq or gptq_v2; use",
     ),
     "a format by its other name": ({"checkpoint_format": None, "format": "marlin"}, "sets checkpoint_format='marlin'"),
+    "a list": ({"bits": [4]}, r"sets bits=\[4\] in its quantization_config, and run reads 4; use one quantised so"),
     "other words": ({"pack_dtype": "int64"}, "sets pack_dtype='int64' .*, and run reads int32; use one quantised so"),
     "one expert left": (
         {"dynamic": {"-:.*experts.1..*": {}}},

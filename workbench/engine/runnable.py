@@ -36,8 +36,11 @@ from workbench.stages import (
 from workbench.workload import Request
 from workbench.workload.tokenizer import load_tokenizer
 
-SMALLEST_HEAD, LARGEST_HEAD, LARGEST_LATENT = 16, 256, 576
-"""Dims of heads, and of latents with their rotated keys, for which the kernels of a card compute attention."""
+SMALLEST_HEAD = 16
+LARGEST_HEAD = 256
+"""Dims of heads for which the kernels of a card compute attention."""
+LARGEST_LATENT = 576
+"""Most dims of latents with their rotated keys for which they do."""
 
 
 def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:

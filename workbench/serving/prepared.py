@@ -13,7 +13,7 @@ from workbench.core.catalogue import data_path
 from workbench.core.errors import ScenarioError, ScheduleError
 from workbench.core.quiet import OTHERS, Noise
 from workbench.core.records import read_json
-from workbench.core.units import DTYPE_BYTES, QUANTISED, STORED_INT4, format_bytes, format_seconds
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, format_seconds
 from workbench.hardware import Machine
 from workbench.hardware.profile import Pace, Profile
 from workbench.models import ModelConfig
@@ -332,8 +332,7 @@ def _resident(prepared: Prepared) -> dict[str, str]:
 
 def _rounded(scenario: Scenario) -> dict[str, str]:
     """Note on what rounding the experts costs in accuracy, as measured on the shipped model; empty without rounding."""
-    precision = scenario.precision
-    as_stored = STORED_INT4.get(scenario.model.expert_dtype or "") == (precision.experts, precision.group)
+    as_stored = scenario.precision.keeps_int4(scenario.model.expert_dtype)
     if scenario.memory.weights not in QUANTISED or as_stored or not _exam():
         return {}
     own, *rounded = _exam()

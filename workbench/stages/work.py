@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from workbench.core.units import WEIGHT_BYTES
+from workbench.core.units import STORED_INT4, WEIGHT_BYTES
 from workbench.hardware import Device, Interconnect
 from workbench.hardware.profile import OpTime
 
@@ -154,6 +154,10 @@ class Precision(NamedTuple):
     def other_bytes(self) -> float:
         """Bytes per weight of the layers' other weights."""
         return WEIGHT_BYTES[self.others or self.weights]
+
+    def keeps_int4(self, stored: str | None) -> bool:
+        """True if routed experts stay in the INT4 of a checkpoint, whose format `ModelConfig.expert_dtype` names."""
+        return STORED_INT4.get(stored or "") == (self.experts, self.group)
 
 
 class Work(NamedTuple):

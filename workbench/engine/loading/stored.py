@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
-from workbench.core.units import GROUPS, PACKED, QUANTISED, STORED_INT4
+from workbench.core.units import GROUPS, PACKED, QUANTISED
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.loading.int4 import Int4Matrices
 from workbench.engine.loading.tensor_files import TensorFile, bytes_of
-from workbench.engine.loading.tensors import Operand, Source, Tensors, operands
+from workbench.engine.loading.tensors import Operand, Tensors, operands
 from workbench.kernels import (
     CodePath,
     Format,
@@ -97,7 +97,7 @@ def pack(
     """
     if precision.experts == "mxfp4":
         return _stored(_in_mxfp4(files, model, layer, op, step))
-    if precision.experts is not None and _as_they_are(model, precision):
+    if precision.keeps_int4(model.expert_dtype):
         return _stored(_in_int4(files, model, layer, op, precision, step))
     if precision.experts is None or precision.experts not in QUANTISED:
         return _stored(_packed(files, model, layer, op, precision, step))
@@ -129,18 +129,10 @@ def _stored(tensors: Tensors) -> list[Stored]:
     return [Stored(key, tensor, aligned=True) for key, tensor in tensors.items()]
 
 
-class _Rows(Sequence[torch.Tensor]):
-    """Matrices of a layer's experts in rows, each read when it is asked for, all into the same memory.
+class _EachRead(Sequence[torch.Tensor]):
+    """A tensor per expert, each read when it is asked for, so that no more than one is held."""
 
-    `read` is called after each.
-    """
-
-    def __init__(
-        self, files: Checkpoint, sources: Sequence[Source], matrix: torch.Tensor, count: int, read: Callable[[], object]
-    ) -> None:
-        self._files = files
-        self._sources = sources
-        self._matrix = matrix
+    def __init__(self, count: int, read: Callable[[int], torch.Tensor]) -> None:
         self._count = count
         self._read = read
 
@@ -148,87 +140,50 @@ class _Rows(Sequence[torch.Tensor]):
         return self._count
 
     def __getitem__(self, expert: Any) -> Any:
-        each = len(self._sources) // self._count
-        parts = self._sources[each * expert : each * (expert + 1)]
-        for source, rows in zip(parts, self._matrix.split([source.taken[0] for source in parts]), strict=True):
-            self._files.read_into(source, rows)
-        self._read()
-        return self._matrix
-
-
-class _Mxfp4(Sequence[torch.Tensor]):
-    """The codes ("blocks") or the scales of matrices in MXFP4, each read when it is asked for."""
-
-    def __init__(self, files: Checkpoint, sources: Sequence[Source], what: str, step: Callable[[int], object]) -> None:
-        self._files = files
-        self._sources = sources
-        self._what = what
-        self._step = step
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def __getitem__(self, expert: Any) -> Any:
-        found = self._files.read_mxfp4(self._sources[expert], self._what)
-        self._step(found.nbytes)
-        return found
+        return self._read(expert)
 
 
 def _in_mxfp4(files: Checkpoint, model: ModelConfig, layer: int, op: Op, step: Callable[[int], object]) -> Tensors:
     """Read and pack the experts of a checkpoint that holds them in MXFP4; their numbers stay."""
-    given = list[_Mxfp4]()
+
+    def read(operand: Operand, what: str, expert: int) -> torch.Tensor:
+        found = files.read_mxfp4(operand.sources[expert], what)
+        step(found.nbytes)
+        return found
+
+    given = list[_EachRead]()
     for operand in operands(op, model, layer):
         if operand.matrices is not None:
-            given += [_Mxfp4(files, operand.sources, what, step) for what in ("blocks", "scales")]
+            given += [_EachRead(len(operand.sources), partial(read, operand, what)) for what in ("blocks", "scales")]
     try:
         return _tensors(pack_mxfp4(*given))
     except ValueError as error:
         raise CheckpointError(f"experts of layer {layer} of {model.name!r} cannot be read: {error}") from error
 
 
-def _as_they_are(model: ModelConfig, precision: Precision) -> bool:
-    """True if a checkpoint holds experts in INT4 of the form in which they are computed with."""
-    return STORED_INT4.get(model.expert_dtype or "") == (precision.experts, precision.group)
-
-
-class _Int4(Sequence[torch.Tensor]):
-    """The codes, the scales or the zero points of experts in INT4, each read when it is asked for."""
-
-    def __init__(
-        self,
-        files: Checkpoint,
-        operand: Operand,
-        what: Callable[[Int4Matrices, str], torch.Tensor],
-        step: Callable[[torch.Tensor], object],
-    ) -> None:
-        self._files = files
-        self._operand = operand
-        self._what = what
-        self._step = step
-
-    def __len__(self) -> int:
-        return self._operand.shape[0]
-
-    def __getitem__(self, expert: Any) -> Any:
-        each = len(self._operand.sources) // len(self)
-        names = [source.name for source in self._operand.sources[each * expert : each * (expert + 1)]]
-        found = torch.cat([self._what(self._files.int4_matrices(name), name) for name in names])
-        self._step(found)
-        return found
+_OfInt4: TypeAlias = Callable[[Int4Matrices, str], torch.Tensor]
 
 
 def _in_int4(
     files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> Tensors:
     """Read and pack the experts of a checkpoint that holds them in INT4; their numbers stay."""
+
+    def read(operand: Operand, what: _OfInt4, size: float, expert: int) -> torch.Tensor:
+        names = [source.name for source in operand.of_matrix(expert)]
+        found = torch.cat([what(files.int4_matrices(name), name) for name in names])
+        step(round(found.numel() * size))
+        return found
+
     given = dict[str, Any]()
     for operand in operands(op, model, layer):
-        if operand.matrices is not None:
-            key = operand.key
-            given[key] = _Int4(files, operand, Int4Matrices.codes, lambda codes: step(codes.numel() // 2))
-            given[f"{key}_scales"] = _Int4(files, operand, Int4Matrices.scales, lambda scales: step(4 * scales.numel()))
-            if precision.experts == "uint4":  # the zero points lie within the scales
-                given[f"{key}_zeros"] = _Int4(files, operand, Int4Matrices.zeros, lambda _: step(0))
+        if operand.matrices is None:
+            continue
+        parts: list[tuple[str, _OfInt4, float]] = [("", Int4Matrices.codes, 0.5), ("_scales", Int4Matrices.scales, 4)]
+        if precision.experts == "uint4":  # the zero points lie within the scales
+            parts.append(("_zeros", Int4Matrices.zeros, 0))
+        for suffix, what, size in parts:
+            given[operand.key + suffix] = _EachRead(operand.matrices, partial(read, operand, what, size))
     try:
         return _tensors(pack_int4(**given))
     except ValueError as error:
@@ -241,13 +196,19 @@ def _packed(
     files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> Tensors:
     """Read and pack one expert after the other, so that no more than one is held in rows."""
-    rows = dict[str, _Rows]()
+
+    def read(operand: Operand, matrix: torch.Tensor, expert: int) -> torch.Tensor:
+        parts = operand.of_matrix(expert)
+        for source, own in zip(parts, matrix.split([source.taken[0] for source in parts]), strict=True):
+            files.read_into(source, own)
+        step(round(matrix.numel() * precision.expert_bytes))
+        return matrix
+
+    rows = dict[str, _EachRead]()
     for operand in operands(op, model, layer):
-        if operand.matrices is None:
-            continue
-        matrix = host_memory(operand.shape[1:], TORCH_DTYPES[precision.weights])
-        size = round(matrix.numel() * precision.expert_bytes)
-        rows[operand.key] = _Rows(files, operand.sources, matrix, operand.shape[0], partial(step, size))
+        if operand.matrices is not None:
+            matrix = host_memory(operand.shape[1:], TORCH_DTYPES[precision.weights])  # all are read into the same
+            rows[operand.key] = _EachRead(operand.matrices, partial(read, operand, matrix))
     try:
         return _in_blocks(rows["gate_up"], rows["down"], precision)
     except ValueError as error:

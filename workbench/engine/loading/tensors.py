@@ -85,24 +85,28 @@ class Operand:
         row = self.sources[0].taken[1:]
         return (rows, *row) if self.matrices is None else (self.matrices, rows // self.matrices, *row)
 
+    def of_matrix(self, number: int) -> tuple[Source, ...]:
+        """The sources of one of several matrices."""
+        each = len(self.sources) // (self.matrices or 1)
+        return self.sources[each * number : each * (number + 1)]
+
 
 def operands(op: Op, model: ModelConfig, layer: int) -> list[Operand]:
     """The tensors of an operation in one layer; of a set of experts, of these alone in ascending order."""
     if op.subset is not None:
         members = op.subset.of(layer, model.num_local_experts)
-        return [_of_members(operand, members, model.num_local_experts) for operand in _experts(model, layer)]
+        return [_of_members(operand, members) for operand in _experts(model, layer)]
     if op in _OPERANDS:
         return _OPERANDS[op](model, layer)
     return [Operand(name, (Source(_name(model, layer, name), shape),)) for name, shape in op.shapes(model).items()]
 
 
-def _of_members(operand: Operand, members: Sequence[int], count: int) -> Operand:
+def _of_members(operand: Operand, members: Sequence[int]) -> Operand:
     """The part of a tensor of all experts that belongs to some of them."""
     if operand.matrices is None:
         (bias,) = operand.sources
         return Operand(operand.key, tuple(bias._replace(part=(expert, expert + 1)) for expert in members))
-    each = len(operand.sources) // count
-    chosen = tuple(operand.sources[each * expert + number] for expert in members for number in range(each))
+    chosen = tuple(source for expert in members for source in operand.of_matrix(expert))
     return Operand(operand.key, chosen, len(members))
 
 

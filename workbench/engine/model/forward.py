@@ -344,13 +344,13 @@ class Forward:
         self, key: Hashable, place: Place, held: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         """The held memory, if it has this shape and the link can read it on the host; else other memory of this key."""
-        fits = held is not None and held.shape == shape
-        if held is not None and fits and (place is Place.GPU or self._driver.is_pinned(held)):
-            return held
+        fitting = held if held is not None and held.shape == shape else None
         if place is Place.GPU:
-            return self._driver.empty(shape, dtype)
+            return self._driver.empty(shape, dtype) if fitting is None else fitting
+        if fitting is not None and self._driver.is_pinned(fitting):
+            return fitting
         found = self._driver.pinned(key, shape, dtype)
-        return found.copy_(held) if held is not None and fits else found  # other rows may have been written already
+        return found if fitting is None else found.copy_(fitting)  # other rows may have been written already
 
     def _place_by_class(self, key: Key, layout: RowLayout, held: torch.Tensor | None) -> torch.Tensor:
         """See `_place`, for a buffer whose rows of prompts and decodes differ."""
@@ -361,8 +361,9 @@ class Forward:
         for part, (row_class, count) in zip(parts, counts.items(), strict=True):
             width, form = buffer_row(key[2], self._model, precision, row_class)
             made.append(self._memory((key, row_class), key[0], part, (count, width), TORCH_DTYPES[form]))
-        same = held is not None and all(part is one for part, one in zip(parts, made, strict=True))
-        return held if held is not None and same else cast("torch.Tensor", ByClass(*made))
+        if held is not None and all(part is one for part, one in zip(parts, made, strict=True)):
+            return held
+        return cast("torch.Tensor", ByClass(*made))
 
     def _attend(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         decodes = layout.rows_of(RowClass.DECODE)

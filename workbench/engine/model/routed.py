@@ -70,23 +70,39 @@ class RoutedExperts:
         pieces = [*self._weights.pieces(layer, stage), *fetched]
         if pieces and pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
+        stay = len(pieces) - len(fetched)
         if h.device.type != "cpu":
-            outputs = list[torch.Tensor]()
-            for place, (members, weights) in enumerate(pieces):
-                if members:  # else no token chose any of them
-                    pages = self._pages_of(members, h.device, keep=place < len(pieces) - len(fetched))
-                    outputs.append(self._of_piece(method, {**weights, "pages": pages}, layout, h, gates))
-            if len(outputs) == 1:
-                return outputs[0]
-            return sum((each.float() for each in outputs), torch.zeros_like(h, dtype=torch.float32)).to(h.dtype)
+            return self._on_card(method, pieces, stay, layout, h, gates)
         out = torch.zeros(h.shape, dtype=torch.float32)
         for place, (members, weights) in enumerate(pieces):
             pairs = Pairs.of(gates, members or ())
             if len(pairs.rows):
-                held = place < len(pieces) - len(fetched)
+                held = place < stay
                 found = self._of_piece(method, weights, layout, h[pairs.rows], pairs.gates, held=held)
                 pairs.add_to(out, found.float())
         return out.to(h.dtype)
+
+    def _on_card(
+        self,
+        method: MethodType,
+        pieces: Sequence[_Piece],
+        stay: int,
+        layout: RowLayout,
+        h: torch.Tensor,
+        gates: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `compute`: every piece is given all pairs, and leaves those of other experts out.
+
+        The experts of the first `stay` pieces are the same in every call.
+        """
+        outputs = list[torch.Tensor]()
+        for place, (members, weights) in enumerate(pieces):
+            if members:  # else no token chose any of them
+                pages = self._pages_of(members, h.device, keep=place < stay)
+                outputs.append(self._of_piece(method, {**weights, "pages": pages}, layout, h, gates))
+        if len(outputs) == 1:
+            return outputs[0]
+        return sum((each.float() for each in outputs), torch.zeros_like(h, dtype=torch.float32)).to(h.dtype)
 
     def _pages_of(self, members: tuple[int, ...], device: torch.device, *, keep: bool) -> torch.Tensor:
         """The page of every expert of a layer where these are held in their order: (E,) int32, -1 for the others.

@@ -55,10 +55,10 @@ class WeightStore:
     def pin(self, layer: int, op: Op) -> None:
         """Let the link read an operation's tensors in place, laid out as the gpu lane computes them."""
         held = self._held.pop((layer, op))
-        odd = {stored.key for stored in held if not stored.aligned}
+        aligned = {stored.key: stored.aligned for stored in held}
         tensors = self.for_gpu({stored.key: stored.tensor for stored in held})
-        self._held[layer, op] = [
-            Stored(key, self.driver.pin(tensor), aligned=key not in odd) for key, tensor in tensors.items()
+        self._held[layer, op] = [  # rows of packed experts, whose keys are new, fill cache lines as their blocks do
+            Stored(key, self.driver.pin(tensor), aligned=aligned.get(key, True)) for key, tensor in tensors.items()
         ]
 
     def for_gpu(self, tensors: Tensors) -> Tensors:

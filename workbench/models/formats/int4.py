@@ -12,7 +12,7 @@ from workbench.core.errors import CheckpointError
 from workbench.core.records import read_json
 from workbench.core.units import INT4_GROUPS
 
-METHODS = ("gptq", "awq")
+_METHODS = ("gptq", "awq")
 """Values of ``quant_method``."""
 _ONE_LESS = {"gptq": True, "gptq_v2": False}
 """Whether zero points are stored less one, by ``checkpoint_format``."""
@@ -56,7 +56,7 @@ class Int4Layout:
 
 def is_int4(quantisation: object) -> TypeGuard[Mapping[str, Any]]:
     """True for a ``quantization_config`` of GPTQ or AWQ."""
-    return isinstance(quantisation, Mapping) and quantisation.get("quant_method") in METHODS
+    return isinstance(quantisation, Mapping) and quantisation.get("quant_method") in _METHODS
 
 
 def int4_layout(quantisation: Mapping[str, Any], name: str) -> Int4Layout:
@@ -86,10 +86,11 @@ def int4_layout(quantisation: Mapping[str, Any], name: str) -> Int4Layout:
         wanted |= {"version": ("gemm",), "zero_point": (True,)}
     settings = dict[str, Any]()
     for key, values in wanted.items():
-        told = {_lower(quantisation[each]) for each in _NAMES.get(key, (key,)) if quantisation.get(each) is not None}
-        settings[key] = next(iter(told), usual.get(key))
-        if len(told) > 1 or settings[key] not in values:
-            found = " and ".join(map(short, sorted(told, key=str))) or "None"
+        told = [_lower(quantisation[each]) for each in _NAMES.get(key, (key,)) if quantisation.get(each) is not None]
+        settings[key] = told[0] if told else usual.get(key)
+        differ = any(other != told[0] for other in told)
+        if differ or settings[key] not in values:
+            found = " and ".join(map(short, told if differ else [settings[key]]))
             raise CheckpointError(
                 f"checkpoint {name!r} in {method.upper()} sets {key}={found} in its quantization_config, and run reads "
                 f"{' or '.join(map(str, values))}; {REMEDY}."
