@@ -12,6 +12,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of MXFP4's exponents
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in a row; AWQ writes them in the order 0, 2, 4, 6, 1, 3, 5, 7
 _MIDDLE = 8  # zero point of symmetric INT4
+_ONES = 0x11111111  # one in each number of a word
 
 
 @public
@@ -21,7 +22,9 @@ class Int4Order(enum.Enum):
     INPUTS = "inputs"
     """Eight inputs in a row, in words (C / 8, R): GPTQ's ``qweight``."""
     OUTPUTS = "outputs"
-    """Eight outputs in a row, in words (C, R / 8): GPTQ's ``qzeros``, with a group in the place of an input."""
+    """Eight outputs in a row, in words (C, R / 8): ``qzeros`` of format gptq_v2, a group in the place of an input."""
+    OUTPUTS_LESS_ONE = "outputs_less_one"
+    """Words of `OUTPUTS`, stored less 0x11111111: ``qzeros`` of format gptq. A number of 0 borrows from the next."""
     AWQ = "awq"
     """Eight outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, in words (C, R / 8): AWQ's ``qweight`` and ``qzeros``."""
 
@@ -53,6 +56,8 @@ def int4_codes(words: torch.Tensor, order: Int4Order) -> torch.Tensor:
             f"words must be a matrix of int32, not {tuple(words.shape)} {words.dtype}: pass qweight or qzeros."
         )
     turned = words.T.contiguous()
+    if order is Int4Order.OUTPUTS_LESS_ONE:
+        turned = turned + _ONES
     rows, columns = turned.shape
     inputs = order is Int4Order.INPUTS
     found = torch.empty((rows, columns, 8) if inputs else (rows, 8, columns), dtype=torch.uint8, device=words.device)

@@ -43,8 +43,9 @@ LINES = {
     "return torch.add(x, other, alpha=factor)",
     "return x if factor == 1 else x.mul_(factor)",
     'out.mul_(self.linear(read["h"], weights["gate"]).sigmoid_())',
+    "off = float(self.codes(name).float().mean() - self.zeros(name).float().mean())",
 }
-"""The only lines of the engine that may do arithmetic on tensors."""
+"""The only lines of the engine that may do arithmetic on tensors; the last checks a checkpoint's zero points."""
 PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "chain_matmul", "conv1d", "dot", "einsum"}
 PRODUCTS |= {"inner", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention", "tensordot", "vdot"}
 PRODUCTS |= {"cdist", "kron"}

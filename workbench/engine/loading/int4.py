@@ -16,8 +16,6 @@ _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _PER_WORD = 8
 _MIDDLE = 8
 """Zero point where quantisation is symmetric."""
-_ONES = 0x11111111
-"""What words of zero points are stored less, in GPTQ's first format."""
 _OFF = 0.5
 """Mean distance of codes from their zero points that no matrix has: weights are about as often below 0 as above."""
 
@@ -104,9 +102,11 @@ class Int4Matrices:
 
     def zeros(self, name: str) -> torch.Tensor:
         """The zero points (outputs, groups) uint8 of a matrix."""
-        order = Int4Order.OUTPUTS if self._layout.method == "gptq" else Int4Order.AWQ
-        words = self._read(_part(name, "qzeros"))
-        return int4_codes(words + _ONES if self._layout.one_less else words, order)
+        if self._layout.method == "awq":
+            order = Int4Order.AWQ
+        else:
+            order = Int4Order.OUTPUTS_LESS_ONE if self._layout.one_less else Int4Order.OUTPUTS
+        return int4_codes(self._read(_part(name, "qzeros")), order)
 
     def check_zeros(self, name: str) -> None:
         """Check that zero points are in the middle of a matrix's codes, as those of the other format of GPTQ are not.
