@@ -23,7 +23,7 @@ from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
-from workbench.widgets.state.drawing import Drawing, _collect_garbage, _Points
+from workbench.widgets.state.drawing import Drawing, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
@@ -762,10 +762,18 @@ def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
     assert predictions._sample(settings.on(requests=1), predicted.SOON) == 1
 
 
-@pytest.mark.parametrize(("since", "moved", "collects"), [(20, False, 1), (2, False, 0), (20, True, 0)])
-def test_garbage_is_collected_while_the_browser_draws(since, moved, collects, monkeypatch):
+@pytest.mark.parametrize("since", [20, 2])
+@pytest.mark.parametrize("moved", [False, True])
+def test_garbage_is_passed_over_until_all_is_drawn(since, moved, monkeypatch):
+    seen = list[int]()
     collected = list[int]()
     monkeypatch.setattr(gc, "get_count", lambda: (0, 0, since))
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
-    _collect_garbage(lambda: moved)
-    assert len(collected) == collects
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(gc.get_freeze_count()))
+    drawing = Drawing(Predictions(), lambda _: [], list, list, lambda _: None, lambda *_: None)
+    monkeypatch.setattr(drawing, "_draw", lambda *_: seen.append(gc.get_freeze_count()))
+    drawing._follow(Settings.of(tiny_scenario(pipeline=VSL), VSLPipe()), lambda: moved)
+    assert seen[0] > 10_000
+    assert collected == ([0] if since == 20 and not moved else [])
+    assert (gc.get_freeze_count() > 0) == moved
+    drawing.close()
+    assert gc.get_freeze_count() == 0

@@ -30,8 +30,7 @@ _PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
-_DUE = 12  # collections of younger objects, two for each move, since the last of all: Python makes that one from 11 on
-_SENT = 0.03  # seconds in which a message has left the kernel
+_DUE = 12  # collections of younger objects since the last of all, which Python makes from 11 on
 
 EMPTY: Plain = {
     "figures": {
@@ -113,12 +112,16 @@ class Drawing:
     def cancel(self) -> None:
         """Drop what is being computed."""
         self._worker.cancel()
+        gc.unfreeze()
 
     def close(self) -> None:
         """End the thread."""
         self._worker.close()
+        gc.unfreeze()
 
     def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
+        """Draw, without a collection of all garbage, which takes 0.2 s; there is time for one once all is drawn."""
+        gc.freeze()  # collections pass over what is there now
         try:
             self._draw(settings, overtaken)
         except StoppedError:  # newer settings are drawn next
@@ -126,6 +129,8 @@ class Drawing:
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
             self._publish(figures={**EMPTY["figures"], "problem": problem, "pending": False})
+        if not overtaken():
+            _collect_garbage()
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
@@ -147,7 +152,6 @@ class Drawing:
             self._publish(curves=self._first_curves(settings, overtaken))
         else:
             self._publish(figures=figures, curves=self._first_curves(settings, overtaken), lanes=lanes)
-        _collect_garbage(overtaken)
         if overtaken():
             return
         self._check(settings)
@@ -327,16 +331,12 @@ class Drawing:
         return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
 
 
-def _collect_garbage(overtaken: Callable[[], bool]) -> None:
-    """Collect all garbage if Python might do so within the next moves, of which it would delay one by 0.15 s.
-
-    The browser draws meanwhile; the thread that sends it the message has had its turn.
-    """
+def _collect_garbage() -> None:
+    """Let Python collect what was passed over, now if it might do so within the next moves, of which it delays one."""
     *_, since_the_last = gc.get_count()
+    gc.unfreeze()
     if gc.isenabled() and since_the_last >= _DUE:
-        time.sleep(_SENT)
-        if not overtaken():
-            gc.collect()
+        gc.collect()
 
 
 class _Points(NamedTuple):
