@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -444,12 +444,17 @@ def _rates(device: Device) -> str:
     return ", ".join(f"{rate / 1e12:.3g} TFLOP/s {dtype}" for dtype, rate in device.flops)
 
 
+@cache
+def _versions() -> tuple[str, ...]:
+    """Versions of the libraries that change the rates; they take a few milliseconds to read."""
+    return tuple(f"{package}-{version(package)}" for package in ("torch", "numba", "numpy"))
+
+
 def _record_path(device: str) -> Path:
     """Path of this computer's measured record; its name depends on everything that changes the rates."""
-    versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
     cards = ["cuda", *System().cards] if device == "cuda" else []
-    key = "|".join([_RECORD, *computer, *versions, *cards])
+    key = "|".join([_RECORD, *computer, *_versions(), *cards])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
