@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from workbench.bench.experts import bench as experts
-from workbench.bench.experts.bench import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
+from workbench.bench.experts.bench import EXACT, INT4, INT8, ROUNDED, Call, ExpertWeights, measure_experts
+from workbench.bench.experts.peers import TORCH, TORCH_INT4, TORCH_INT8, TORCH_INT8_WEIGHTS
 from workbench.bench.experts.speeds import ExpertRun
 from workbench.kernels import Format, fused_moe, fused_moe_work
 
@@ -24,6 +25,7 @@ def test_the_implementations_compute_the_same(weights, tokens):
     exact = call.compute(EXACT, 2)
     assert exact.shape == (call.experts * tokens, 128)
     allowed = {EXACT: 1e-6, ROUNDED: 1e-2, TORCH: 1e-2, INT8: 5e-2, INT4: 0.4}
+    allowed |= {TORCH_INT8: 8e-2, TORCH_INT8_WEIGHTS: 5e-2, TORCH_INT4: 0.2}
     for name in call.implementations():
         error = np.linalg.norm(call.compute(name, 2) - exact) / np.linalg.norm(exact)
         assert error < allowed[name], name
@@ -57,16 +59,23 @@ def test_what_is_measured_is_what_was_asked_for(weights):
     assert all(run.seconds > 0 and run.read > 1e8 for runs in speeds.runs.values() for run in runs)
     flops, _ = fused_moe_work(128, 96, 8, 1, 1, Format.BF16.weight_bytes())
     assert speeds.flops(8) == flops
-    for name, format in ((EXACT, "bf16"), (TORCH, "bf16"), (INT8, "int8"), (INT4, "int4")):
+    for name, format in ((EXACT, "bf16"), (INT8, "int8"), (INT4, "int4")):
         assert speeds.tokens(name) == (1, 8)
         assert speeds.weight_bytes[name] == weights.packed[format].nbytes // 3
+    numbers = 3 * 128 * 96
+    rows = 128 + 2 * 96
+    assert speeds.weight_bytes[TORCH] == numbers * (2 if "BF16" in TORCH else 4)
+    assert speeds.weight_bytes[TORCH_INT8] == numbers + 4 * rows
+    assert speeds.weight_bytes[TORCH_INT8_WEIGHTS] == numbers + 2 * rows
+    assert speeds.weight_bytes[TORCH_INT4] == numbers // 2 + 4 * numbers // 32
 
 
 def test_errors_are_of_computing_and_of_the_format(weights):
     errors = experts.expert_errors(weights)
     assert errors[EXACT]["computing"] < 2e-6
     assert errors[EXACT]["with the format"] == errors[EXACT]["computing"]
-    assert errors[TORCH]["computing"] < 1e-2
+    assert errors[TORCH]["with the format"] < 1e-2
+    assert errors[TORCH_INT8]["with the format"] < 6e-2 < errors[TORCH_INT4]["with the format"] < 0.2
     assert errors[INT8]["computing"] < errors[INT8]["with the format"] < errors[INT4]["with the format"]
     assert errors[INT4]["computing"] < 3e-2 < errors[INT4]["with the format"] < 0.4
 
@@ -81,7 +90,7 @@ def test_the_command_reports_and_records(tmp_path, monkeypatch):
     assert [line.split()[0] for line in said if "tokens  " in line][: len(experts.TOKENS)] == [
         *map(str, experts.TOKENS)
     ]
-    assert kept["ratios"]["INT4, 1 tokens, 1 threads: times as fast as torch"]["runs"] == 3
+    assert kept["ratios"]["INT4, 1 tokens, 1 threads: times as fast as torch, INT4"]["runs"] == 3
     row = next(row for row in kept["rows"] if row.get("contender") == INT4 and row["tokens"] == 512)
     assert row["flop_rate"] == pytest.approx(found[0].flop_rate(INT4, 512))
     assert set(kept["rows"][-1]["errors"]) >= {EXACT, INT8, INT4, TORCH}

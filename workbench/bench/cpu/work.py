@@ -57,11 +57,8 @@ class Layer:
 class Experts:
     """One routed expert with some tokens, in bf16."""
 
-    peak = 0.65
-    """Share of the multiply-add peak that counts as the roof, lower than attention's.
-
-    An expert uses each row of weights once per token.
-    """
+    peak = 1.0
+    """Share of the multiply-add peak that counts as the roof."""
 
     def __init__(self, tokens: int, layer: Layer) -> None:
         self.name = f"expert, {tokens} tokens" if tokens > 1 else "expert, 1 token"

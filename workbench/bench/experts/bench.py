@@ -1,4 +1,4 @@
-"""Benchmark of routed experts over tokens per expert: our kernels in each format, torch in bf16, and memory's limit."""
+"""Benchmark of routed experts over tokens per expert: our kernels and torch's in each format, and memory's limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.bench import record
-from workbench.bench.cpu.work import eager_expert
+from workbench.bench.experts.peers import TORCH, TORCH_INT4, TORCH_INT8, TORCH_INT8_WEIGHTS, Peer, torch_peers
 from workbench.bench.experts.speeds import ExpertRun, ExpertSpeeds
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.hardware import Machine, usable_cores
@@ -38,24 +38,34 @@ EXACT = "BF16, exact"
 ROUNDED = "BF16, rounded"
 INT8 = "INT8"
 INT4 = "INT4"
-TORCH = "torch, BF16"
 MODEL = 2048
 INNER = 1408
 """Model and expert dim of `bench experts`: DeepSeek-V2-Lite's."""
 _OURS = {EXACT: "bf16", ROUNDED: "bf16", INT8: "int8", INT4: "int4"}
+_PEERS = {EXACT: (TORCH,), ROUNDED: (TORCH,), INT8: (TORCH, TORCH_INT8, TORCH_INT8_WEIGHTS), INT4: (TORCH, TORCH_INT4)}
+"""What a user would take instead, the strongest of which counts."""
 _TOGETHER = 64
 """Pairs of token and expert per call: a call of few tokens takes several experts to outweigh its fixed cost."""
+_WIDTH = 19
+"""Columns of an implementation's name."""
 _POOL = 1 << 27
 """Bytes read before each run, which measures the run's ceiling and evicts the weights from the caches."""
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Random experts in bf16 in torch's layout, (E, 2 F, M) and (E, M, F), and packed for our kernels by format."""
+    """Random experts in bf16, (E, 2 F, M) and (E, M, F), packed for our kernels by format, and in torch's formats."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
     packed: Mapping[str, PackedExperts]
+    peers: Mapping[str, Peer]
+
+    @classmethod
+    def of(cls, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
+        """Pack weights in bf16 in each format."""
+        packed = {name: pack_experts(gate_up, down, format=name) for name in dict.fromkeys(_OURS.values())}
+        return cls(gate_up, down, packed, torch_peers(gate_up, down))
 
     def __len__(self) -> int:
         return len(self.down)
@@ -86,8 +96,7 @@ def random_experts(model_dim: int, expert_dim: int, *, experts: int = 8) -> Expe
 
     gate_up = normal(experts, 2 * expert_dim, model_dim)
     down = normal(experts, model_dim, expert_dim)
-    packed = {name: pack_experts(gate_up, down, format=name) for name in dict.fromkeys(_OURS.values())}
-    return ExpertWeights(gate_up, down, packed)
+    return ExpertWeights.of(gate_up, down)
 
 
 @dataclass(frozen=True)
@@ -108,26 +117,26 @@ class Call:
 
     def compute(self, implementation: str, threads: int) -> npt.NDArray[np.float32]:
         """Compute one row per token (experts * tokens, M); set torch's number of threads with `torch_threads`."""
-        if implementation == TORCH:
-            return self._torch()
+        if implementation in self.weights.peers:
+            return self._torch(self.weights.peers[implementation])
         ids = np.repeat(np.arange(self.experts), self.tokens)[:, None]
         own = self.weights.packed[_OURS[implementation]]
         ones = np.ones(ids.shape, np.float32)
         return fused_moe(self.h, own, ids, ones, exact=implementation == EXACT, threads=threads)
 
-    def _torch(self) -> npt.NDArray[np.float32]:
+    def _torch(self, peer: Peer) -> npt.NDArray[np.float32]:
         """Compute expert by expert."""
         hidden = torch.from_numpy(self.h)
         out = torch.empty(self.h.shape)
         for expert in range(self.experts):
             own = slice(expert * self.tokens, (expert + 1) * self.tokens)
-            out[own] = eager_expert(hidden[own], self.weights.gate_up[expert], self.weights.down[expert])
+            out[own] = peer.compute(expert, hidden[own])
         return out.numpy()
 
     def implementations(self) -> list[str]:
         """Implementations with code of their own for this many tokens: some CPUs round above a few tokens."""
         same = np.array_equal(self.compute(EXACT, 1), self.compute(ROUNDED, 1))
-        return [name for name in (*_OURS, TORCH) if not (same and name == ROUNDED)]
+        return [name for name in (*_OURS, *self.weights.peers) if not (same and name == ROUNDED)]
 
 
 def measure_experts(
@@ -175,7 +184,7 @@ def measure_experts(
     noisy = len(disturbed) if counted is not quiet else 0
     multiply = float(np.median([one.multiply for one in counted]))
     own = {name for name, _ in timed}
-    sizes = {name: _expert_bytes(weights, name) for name in (*_OURS, TORCH) if name in own}
+    sizes = {name: _expert_bytes(weights, name) for name in (*_OURS, *weights.peers) if name in own}
     dims = weights.model_dim, weights.expert_dim
     return ExpertSpeeds(*dims, size, sizes, found, multiply, len(disturbed) - noisy, noisy)
 
@@ -221,15 +230,17 @@ def torch_threads(threads: int) -> Iterator[None]:
 
 
 def _expert_bytes(weights: ExpertWeights, implementation: str) -> int:
-    own = weights.packed[_OURS.get(implementation, "bf16")]
+    if implementation in weights.peers:
+        return weights.peers[implementation].nbytes
+    own = weights.packed[_OURS[implementation]]
     return own.nbytes // len(own)
 
 
 def expert_errors(weights: ExpertWeights, *, tokens: int = 32) -> dict[str, dict[str, float]]:
     """Relative Frobenius errors of the first expert's answers, by implementation.
 
-    ``computing`` is relative to float64 with the implementation's own weights, ``with the format`` relative to float64
-    with the weights before they were packed.
+    ``with the format`` is relative to float64 with the weights before they were packed; ``computing``, of our kernels
+    alone, to float64 with the packed weights.
 
     Examples
     --------
@@ -237,19 +248,17 @@ def expert_errors(weights: ExpertWeights, *, tokens: int = 32) -> dict[str, dict
     >>> errors["INT8"]["computing"] < errors["INT4"]["with the format"]
     True
     """
-    one = ExpertWeights(weights.gate_up[:1], weights.down[:1], {})
-    packed = {name: pack_experts(one.gate_up, one.down, format=name) for name in weights.packed}
-    call = Call.of(ExpertWeights(one.gate_up, one.down, packed), tokens)
+    one = ExpertWeights.of(weights.gate_up[:1], weights.down[:1])
+    call = Call.of(one, tokens)
     ids = np.zeros((tokens, 1), np.int64)
     ones = np.ones((tokens, 1), np.float32)
-    true = {name: fused_moe_reference(call.h, own, ids, ones) for name, own in packed.items()}
+    true = {name: fused_moe_reference(call.h, own, ids, ones) for name, own in one.packed.items()}
     errors = {}
     for name in call.implementations():
         answer = call.compute(name, 1)
-        errors[name] = {
-            "computing": _error(answer, true[_OURS.get(name, "bf16")]),
-            "with the format": _error(answer, true["bf16"]),
-        }
+        errors[name] = {"with the format": _error(answer, true["bf16"])}
+        if name in _OURS:
+            errors[name]["computing"] = _error(answer, true[_OURS[name]])
     return errors
 
 
@@ -278,7 +287,8 @@ def bench_experts(
         _report(speeds, say)
     errors = expert_errors(weights)
     for name, error in errors.items():
-        say(f"{name:14} error {error['computing']:.1e}, with the format {error['with the format']:.1e}")
+        computing = f", of computing {error['computing']:.1e}" if "computing" in error else ""
+        say(f"{name:{_WIDTH}} error {error['with the format']:.1e}{computing}")
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
         rows = [row for speeds in found for row in _rows(speeds)]
@@ -291,10 +301,10 @@ def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
         f"{speeds}, {speeds.dropped} dropped: reads {speeds.read / 1e9:.1f} GB/s, multiplies "
         f"{speeds.multiply / 1e9:.0f} GFLOP/s in fp32"
     )
-    say(f"{'GFLOP/s':>10}  " + "  ".join(f"{name:>13}" for name in speeds.contenders))
+    say(f"{'GFLOP/s':>10}  " + "  ".join(f"{name:>{_WIDTH}}" for name in speeds.contenders))
     for tokens in speeds.tokens(EXACT):
         cells = [
-            f"{speeds.flop_rate(name, tokens) / 1e9:13.0f}" if (name, tokens) in speeds.runs else " " * 13
+            f"{speeds.flop_rate(name, tokens) / 1e9:{_WIDTH}.0f}" if (name, tokens) in speeds.runs else " " * _WIDTH
             for name in speeds.contenders
         ]
         say(f"{tokens:4} tokens  " + "  ".join(cells))
@@ -304,16 +314,27 @@ def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
             say(f"{name}: " + (f"ahead of {EXACT} from {first} tokens on" if first else f"never ahead of {EXACT}"))
 
 
+    for name in speeds.contenders:
+        if name in _PEERS:
+            ratios = [f"{_ratio(speeds, name, _PEERS[name], n)['median']:.2f}" for n in speeds.tokens(name)]
+            say(f"{name}: times as fast as the fastest of {', '.join(_PEERS[name])}: {' '.join(ratios)}")
+
+
 def _ratios(speeds: ExpertSpeeds) -> dict[str, dict[str, float]]:
-    """Speed relative to torch, from the runs of the same rounds."""
+    """Speed relative to each of the peers, from the runs of the same rounds."""
     ratios = {}
-    for (name, tokens), runs in speeds.runs.items():
-        if name == TORCH:
-            continue
-        baseline = speeds.runs[TORCH, tokens]
-        times = [theirs.seconds / own.seconds for own, theirs in zip(runs, baseline, strict=True)]
-        ratios[f"{name}, {tokens} tokens, {speeds.threads} threads: times as fast as torch"] = record.ratio(times)
+    for name, tokens in speeds.runs:
+        for peer in _PEERS.get(name, ()):
+            found = f"{name}, {tokens} tokens, {speeds.threads} threads: times as fast as {peer}"
+            ratios[found] = _ratio(speeds, name, (peer,), tokens)
     return ratios
+
+
+def _ratio(speeds: ExpertSpeeds, name: str, peers: Sequence[str], tokens: int) -> dict[str, float]:
+    """How many times as fast one is as the fastest of its peers, from the runs of the same rounds."""
+    fastest = min(peers, key=lambda peer: speeds.seconds(peer, tokens))
+    pairs = zip(speeds.runs[name, tokens], speeds.runs[fastest, tokens], strict=True)
+    return record.ratio([theirs.seconds / own.seconds for own, theirs in pairs])
 
 
 def _rows(speeds: ExpertSpeeds) -> list[dict[str, float | str]]:

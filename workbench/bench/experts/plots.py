@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from workbench.bench.experts.speeds import ExpertSpeeds
 
-_COLOURS = ("#1d4ed8", "#60a5fa", "#059669", "#d97706", "#6b7280")
+_COLOURS = ("#1d4ed8", "#60a5fa", "#059669", "#d97706", "#6b7280", "#be185d", "#7c3aed", "#b45309")
 _LIMIT = "#9ca3af"
 _MARK = "#111827"
 _SHADES = (1.0, 0.45)
@@ -51,7 +51,8 @@ def plot_expert_speeds(
     for name, colour in colours.items():
         tokens = [n for n in speeds.tokens(name) if against is None or (against, n) in speeds.runs]
         heights = [_height(speeds, name, n, against) for n in tokens]
-        ax.plot(tokens, heights, "o-", markersize=4, color=colour, label=name)
+        marker = "s" if name.startswith("torch") else "o"
+        ax.plot(tokens, heights, f"{marker}-", markersize=4, color=colour, label=name)
     if against is None:
         _limits(ax, speeds)
     for place, pair in enumerate(marks):
