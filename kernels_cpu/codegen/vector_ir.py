@@ -180,6 +180,20 @@ class Emitter:
         function = self._function("llvm.x86.avx2.pmadd.ub.sw", pairs, [bytes_] * 2)
         return self.b.call(function, [self.b.bitcast(a, bytes_), self.b.bitcast(b, bytes_)])
 
+    def magnitudes(self, value: Any) -> Any:
+        """The magnitudes of signed bytes, as unsigned bytes; AVX2."""
+        bytes_ = ir.VectorType(I8, 4 * self.lanes)
+        function = self._function(f"llvm.abs.v{4 * self.lanes}i8", bytes_, [bytes_, ir.IntType(1)])
+        found = self.b.call(function, [self.b.bitcast(value, bytes_), ir.IntType(1)(0)])
+        return self.b.bitcast(found, self.i32s)
+
+    def with_signs(self, value: Any, signs: Any) -> Any:
+        """Signed bytes, negated where those of `signs` are negative and 0 where they are 0; AVX2."""
+        bytes_ = ir.VectorType(I8, 4 * self.lanes)
+        function = self._function("llvm.x86.avx2.psign.b", bytes_, [bytes_] * 2)
+        found = self.b.call(function, [self.b.bitcast(value, bytes_), self.b.bitcast(signs, bytes_)])
+        return self.b.bitcast(found, self.i32s)
+
     def looked_up(self, table: Sequence[int], indices: Any) -> Any:
         """Replace each byte, an index below 16, by that byte of the table; by AVX512BW, or by AVX2 half by half."""
         bytes_ = ir.VectorType(I8, 4 * self.lanes)

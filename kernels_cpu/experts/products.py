@@ -92,7 +92,8 @@ def _scales_address(scales: Any, expert: int, number: int) -> Any:
 
 @functools.cache
 def _exact(lanes: int, format: int) -> Any:
-    """FP32 or BF16 words and activations in fp32."""
+    """FP32 or BF16 words and activations in fp32; four at first, maybe more once a block is in a cache."""
+    later = _SETTINGS.later_tokens[lanes]
 
     @compiled()
     def multiply_exact(
@@ -103,11 +104,16 @@ def _exact(lanes: int, format: int) -> Any:
         out_stride = 4 * out.shape[1]
         for b in range(number, past):
             block = _block_address(words, expert, b)
-            for t in range(begin, end, 4):
+            t = begin
+            while t < end:
                 at = x.exact.ctypes.data + t * stride
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
                 left = end - t
-                if left > 2 and t > begin:
+                taken = 4
+                if left >= later and t > begin:
+                    exact_block(lanes, format, later, 1, block, at, stride, left, steps, to, out_stride)
+                    taken = later
+                elif left > 2 and t > begin:
                     exact_block(lanes, format, 4, 1, block, at, stride, left, steps, to, out_stride)
                 elif left > 2:
                     exact_block(lanes, format, 4, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
@@ -115,6 +121,7 @@ def _exact(lanes: int, format: int) -> Any:
                     exact_block(lanes, format, 2, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
                 else:
                     exact_block(lanes, format, 1, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
+                t += taken
 
     return multiply_exact
 

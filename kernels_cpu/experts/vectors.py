@@ -150,11 +150,14 @@ def exact_block(
         def step(index: Any, sums: list[Any], rows: _Pass, prefetch: _Prefetch) -> list[Any]:
             place = builder.mul(index, I64(4 * stored))
             here = [e.at(address, place) for address in token]
-            for v, words in enumerate(_words(e, block_, index, rows, prefetch)):
-                for j, weights in enumerate(_widened(e, words, stored)):
-                    for t in range(count):
+            several_words = _words(e, block_, index, rows, prefetch)
+            widened = [_widened(e, words, stored) for words in several_words]
+            for j in range(stored):
+                for t in range(count):
+                    number = e.spread_f32(here[t], 4 * j)
+                    for v in range(rows.registers):
                         at = (v * count + t) * stored + (j if separate else 0)
-                        sums[at] = e.fma(weights, e.spread_f32(here[t], 4 * j), sums[at])
+                        sums[at] = e.fma(widened[v][j], number, sums[at])
             return sums
 
         def store(sums: list[Any], rows: _Pass) -> None:
@@ -396,6 +399,8 @@ def times_zeros(e: Emitter, words: Any, offset: Any) -> Any:
 
 def _offset(e: Emitter, scales: Any, place: Any, register: int, offset: Any, stored: Format) -> Any:
     """The number at which the sums of a register of a pass begin, of a token's offset."""
+    if stored is Format.INT8 and e.lanes == 8:  # see `_dot_avx2`
+        return e.iconst(0)
     if stored is not Format.UINT4:
         return offset
     return times_zeros(e, _scale_words(e, scales, place, register), offset)
@@ -428,7 +433,10 @@ def _dot(e: Emitter, total: Any, words: Any, x: Any, vnni: bool) -> Any:
 
 
 def _dot_avx2(e: Emitter, words: Any, x: Any) -> Any:
-    """Dot products of four unsigned and four signed bytes per word; even and odd bytes are widened to 16 bits."""
-    even = e.dot_pairs(e.b.and_(words, e.iconst(0x00FF00FF)), e.shifted_pairs(e.shifted_pairs(x, 8), -8))
-    odd = e.dot_pairs(e.b.and_(e.b.lshr(words, e.iconst(8)), e.iconst(0x00FF00FF)), e.shifted_pairs(x, -8))
-    return e.b.add(even, odd)
+    """Dot products of four weights and four numbers per word, of the codes of INT8: 128 more than the weights.
+
+    Magnitudes of weights times numbers with the weights' signs: two of at most 128 x 127 add up within 16 bits.
+    """
+    weights = e.b.xor(words, e.iconst(0x80808080 - 2**32))
+    pairs = e.dot_small_bytes(e.magnitudes(weights), e.with_signs(x, weights))
+    return e.dot_pairs(pairs, e.iconst(0x00010001))

@@ -103,6 +103,8 @@ class ExpertParameters:
     streams : int
         Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as
         fast.
+    later_tokens : ByLanes
+        Tokens for which a block of fp32 or bf16 weights is read at once after the first four, when it is in a cache.
     few : int
         Most tokens of an expert that vectors compute, with BF16 weights in fp32, on CPUs that also have products of
         bf16 or matrix registers: with so few tokens reading the weights takes longer than computing.
@@ -119,6 +121,7 @@ class ExpertParameters:
     sums: ByLanes = field(metadata=_lanes((12, 16, 24), (4, 8, 12)))
     ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
     streams: int = field(metadata=_either(1, 2, 4))
+    later_tokens: ByLanes = field(metadata=_lanes((4, 6), (4, 6)))
     few: int = field(metadata=_of_avx512(2, 4, 6, 8))
     bf16_products: bool = field(metadata=_of_avx512(False, True))
     kept: int = field(metadata=_of_avx512(256 << 10, 512 << 10, 1 << 20, 2 << 20))
