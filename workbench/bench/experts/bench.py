@@ -313,7 +313,6 @@ def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
             first = speeds.overtakes(name, EXACT)
             say(f"{name}: " + (f"ahead of {EXACT} from {first} tokens on" if first else f"never ahead of {EXACT}"))
 
-
     for name in speeds.contenders:
         if name in _PEERS:
             ratios = [f"{_ratio(speeds, name, _PEERS[name], n)['median']:.2f}" for n in speeds.tokens(name)]

@@ -65,9 +65,8 @@ def torch_peers(gate_up: torch.Tensor, down: torch.Tensor) -> Mapping[str, Peer]
     found = dict[str, Peer]()
     for name, (dtype, make) in makers.items():
         made = [(make(first), make(second)) for first, second in zip(gate_up, down, strict=True)]
-        (first, first_bytes), (second, second_bytes) = made[0]
         products = [(first, second) for (first, _), (second, _) in made]
-        found[name] = Peer(products, dtype, first_bytes + second_bytes)
+        found[name] = Peer(products, dtype, sum(size for _, size in made[0]))
     return found
 
 
