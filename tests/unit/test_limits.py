@@ -58,6 +58,22 @@ def test_without_tasks_it_says_how_to_learn_the_cause():
     )
 
 
+def test_less_waiting_gives_no_more_than_the_bound():
+    played = result(busy={"gpu": 50.0, "h2d": 10.0})
+    allowed = result(Source.BOUND, 90.0, limits={"cores compute": 90.0})
+    assert "would give up to 2.00 times" in headline([played])
+    assert "would give up to 1.11 times" in headline([played, allowed])
+
+
+def test_faster_hardware_is_left_out_where_it_is_told_elsewhere():
+    played = result(busy={"h2d": 100.0, "gpu": 50.0})
+    others = [least(100.0)]
+    assert headline([*others, played]).endswith(
+        "; a link twice as fast would give up to 2.00 times this throughput with the same batches."
+    )
+    assert headline([*others, played], hardware=False).endswith("spends 100 % of 100 s on work.")
+
+
 def test_small_causes_of_waiting_are_told_together():
     spans = [
         Span("gpu", "A0", 0.0, 80.0),

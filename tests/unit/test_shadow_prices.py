@@ -260,3 +260,12 @@ def test_it_is_text_html_a_frame_and_a_picture():
     assert [label.get_text() for label in ax.get_yticklabels()] == [f"3x {name}" for name in RESOURCES]
     assert [1 + bar.get_width() for bar in ax.patches] == pytest.approx([p.gain for p in prices.prices])
     plt.close(ax.figure)
+
+
+def test_a_gain_that_comes_with_fuller_batches_says_so():
+    prices = shadow_prices(tiny_scenario(pipeline=VSL, requests=60), VSLPipe(), simulate)
+    assert "fuller batches" not in str(prices)
+    fewer = [replace(one, result=replace(one.result, iterations=prices.base.iterations // 2)) for one in prices.prices]
+    told = replace(prices, prices=tuple(fewer))
+    batches = f"fuller batches: {prices.base.iterations // 2} iterations instead of {prices.base.iterations}"
+    assert str(told).count(batches) == len(fewer)

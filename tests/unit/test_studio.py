@@ -301,7 +301,7 @@ def test_variants_say_in_what_they_differ(desk):
     desk.say("place", range=0, path=place, device="cpu").say("pin")
     assert [each["about"].partition(" on the CPU")[0] for each in desk.shown["variants"]] == [
         "decode_attention",
-        "decode_attention experts",
+        "decode_attention and experts",
     ]
     assert not any("tiny" in each["about"] for each in desk.shown["variants"])
 
@@ -747,7 +747,7 @@ def test_a_run_that_is_stopped_while_it_waits_never_begins():
 def test_the_prediction_beside_a_run_says_what_it_rests_on():
     settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
     assert prediction_of(settings, math.nan) == ""
-    assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration"
+    assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration (wb.calibrate)"
     calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
     assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"
 
@@ -777,3 +777,27 @@ def test_garbage_is_passed_over_until_all_is_drawn(since, moved, monkeypatch):
     assert (gc.get_freeze_count() > 0) == moved
     drawing.close()
     assert gc.get_freeze_count() == 0
+
+
+def test_a_sweep_measures_around_the_present_value_and_at_it(monkeypatch):
+    monkeypatch.setattr("workbench.widgets.state.runs._NEAR", 2)
+    settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
+    axis = Controls(settings, (VSLPipe(),))["kv_capacity"]
+    values = [value for _, value in spread(axis, settings, 5)]
+    present = axis.steps(settings)[axis.at(settings)].value
+    assert len(set(values)) == 5
+    assert values == sorted(values)
+    assert present in values
+    assert all(present / 2 <= value <= 2 * present for value in values)
+    assert min(step.value for step in axis.steps(settings)) < present / 2
+
+
+def test_a_schedule_that_stands_in_for_the_wanted_one_says_so(desk):
+    desk.say("set", name="schedule", value="VSLPipe")
+    assert "note" not in desk.control("schedule")
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "out_proj")
+    desk.say("remove", range=0, path=place)
+    assert desk.studio.settings.schedule == Overlap()
+    assert desk.control("schedule")["note"] == "VSLPipe does not take this wiring, and returns with one that it takes"
+    desk.say("undo")
+    assert "note" not in desk.control("schedule")

@@ -17,12 +17,18 @@ _ORDER = ((Source.PUBLISHED,), (Source.BOUND,), (Source.PREDICTED,), (Source.SIM
 """Sources in the order in which a headline is about them, the last one first."""
 
 
-def headline(results: Sequence[Result]) -> str:
+def headline(results: Sequence[Result], *, hardware: bool = True) -> str:
     """The sentence that matters most: what limits the best result, by how much, and what would help.
 
     The best is the fastest measurement, or else the fastest simulation, prediction, bound or published result. The
     sentence tells what its busiest lane waited for if its timeline has every task: that of `run`, or of
     ``simulate(..., detail=Detail.TASK)``.
+
+    Parameters
+    ----------
+    results : sequence of Result
+    hardware : bool
+        Tell what faster hardware would give with the same batches; `shadow_prices` tells it for batches that adapt.
 
     Raises
     ------
@@ -31,20 +37,20 @@ def headline(results: Sequence[Result]) -> str:
     """
     if not results:
         raise ValueError("headline needs at least one Result, as bound, simulate or run return them.")
-    return limits_in_words(_best(results), results)
+    return limits_in_words(_best(results), results, hardware=hardware)
 
 
-def explain(results: Sequence[Result]) -> list[str]:
+def explain(results: Sequence[Result], *, hardware: bool = True) -> list[str]:
     """Sentences on what limits results and why they differ, beginning with the `headline`; none without results.
 
     The schedules are ranked. Then follows each result, the best one first: a measurement is compared with its
     simulation, a prediction with all other results of its scenario and schedule, and of each simulation and measurement
-    that has a bound it is told what limits it.
+    that has a bound it is told what limits it. `hardware` is that of `headline`.
     """
     if not results:
         return []
     best = _best(results)
-    sentences = [headline(results), *_rankings(results)]
+    sentences = [headline(results, hardware=hardware), *_rankings(results)]
     for result in sorted(results, key=lambda result: result is not best):
         same = [other for other in results if other.same_question(result)]
         if result.source is Source.PREDICTED:
@@ -54,7 +60,7 @@ def explain(results: Sequence[Result]) -> list[str]:
                 sentences += [_against_simulation(result, simulated), *_outside(result, simulated)]
         bound = bound_of(result, results)
         if bound is not None and result.source in PLAYED:
-            sentences += [] if result is best else [limits_in_words(result, results)]
+            sentences += [] if result is best else [limits_in_words(result, results, hardware=hardware)]
             sentences += _sums(bound)
     if _bound_passed(results):
         sentences.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ def _setting(result: Result) -> tuple[object, ...]:
     return result.origin, result.model, result.machine, dict(result.facts)
 
 
-def limits_in_words(result: Result, results: Sequence[Result]) -> str:
-    """The sentence on what limits a result, by how much, and what would help.
+def limits_in_words(result: Result, results: Sequence[Result], *, hardware: bool = True) -> str:
+    """The sentence on what limits a result, by how much, and what would help; other `hardware` too.
 
     A result with batches is told by the shares of its time for its busiest lane. "Up to" holds for the same batches
     under any order of tasks.
@@ -62,7 +63,7 @@ def limits_in_words(result: Result, results: Sequence[Result]) -> str:
     bound = bound_of(result, results)
     if bound is not None and bound.binding == ARRIVAL:
         return _arriving(result, bound)
-    return _Division.of(result, bound).told(_known(result, results))
+    return _Division.of(result, bound).told(_known(result, results), hardware=hardware)
 
 
 def _known(result: Result, results: Sequence[Result]) -> str:
@@ -149,7 +150,7 @@ class _Division:
         """Seconds in which the lane worked."""
         return self.least + self.extra
 
-    def told(self, advice: str) -> str:
+    def told(self, advice: str, *, hardware: bool) -> str:
         """The sentence, with this advice or else with what could be gained by less waiting, less work or hardware."""
         result = self.result
         told = f"limits {result.schedule} ({rate(result, self.bound)}):"
@@ -157,7 +158,8 @@ class _Division:
         mostly = self.busy >= MOSTLY * result.seconds
         short = f"the {_DEVICES[self.lane]}"
         begin = f"{capital(lane)} {told} {short}" if mostly else f"Waiting {told} even the busiest part, {lane},"
-        return f"{begin} {self._shares()}; {advice or self._could()}."
+        more = advice or self._could(hardware)
+        return f"{begin} {self._shares()}{f'; {more}' if more else ''}."
 
     def _shares(self) -> str:
         """The shares of the time in words, which add up to 100 %."""
@@ -200,26 +202,30 @@ class _Division:
         )
         return next((each for each in known if (each.factor - 1) * self.least > self.extra / 2), None)
 
-    def _could(self) -> str:
+    def _could(self, hardware: bool) -> str:
         """The changes that would help, with the gain of each."""
-        gains = [gain for gain in self._gains() if gain.factor >= GAIN]
+        gains = [gain for gain in self._gains(hardware) if gain.factor >= GAIN]
         if not gains:
-            return "only less work or faster hardware would give more"
+            return "only less work or faster hardware would give more" if hardware else ""
         first, *others = gains
         told = [f"{first.change} would give {first} this throughput{first.reason}"]
         return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
 
-    def _gains(self) -> Iterator[_Gain]:
-        """Gains by less waiting and less work, if there is notably much of these, and by faster hardware."""
+    def _gains(self, hardware: bool) -> Iterator[_Gain]:
+        """Gains by less waiting and less work, if there is notably much of these, and by faster hardware.
+
+        With this hardware none is more than the bound allows.
+        """
         seconds = self.result.seconds
+        most = math.inf if self.bound is None else seconds / self.bound.seconds
         if seconds - self.busy >= _NOTABLE * seconds:
-            yield _Gain(seconds / self.busy, "up to", self._less_waiting())
+            yield _Gain(min(most, seconds / self.busy), "up to", self._less_waiting())
         why = self._why()
         if why is not None:
-            yield _Gain(min(why.factor, self.busy / self.least), "about", why.mend)
+            yield _Gain(min(most, why.factor, self.busy / self.least), "about", why.mend)
         elif self.bound is not None and self.extra >= _NOTABLE * seconds:
-            yield _Gain(self.busy / self.least, "up to", "avoiding that work")
-        if self.bound is not None and CORES not in self.bound.limits and self.busy >= MOSTLY * seconds:
+            yield _Gain(min(most, self.busy / self.least), "up to", "avoiding that work")
+        if hardware and self.bound is not None and CORES not in self.bound.limits and self.busy >= MOSTLY * seconds:
             yield self._faster(self.bound)
 
     def _less_waiting(self) -> str:

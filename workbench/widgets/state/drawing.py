@@ -94,6 +94,7 @@ class Drawing:
         self._publish = publish
         self._axis: Slider = KV_CAPACITY
         self._shown: list[Plain] = []
+        self._drawn: Settings | None = None
         self._worker = Newest(self._follow, "view-drawing")
 
     def put(self, settings: Settings) -> None:
@@ -143,6 +144,9 @@ class Drawing:
             If these settings are overtaken.
         """
         chosen = settings.schedule
+        if self._drawn is None or (self._drawn.model, self._drawn.machine) != (settings.model, settings.machine):
+            self._shown = []  # they are of another model, or another machine
+        self._drawn = settings
         simulation = partial(self._predictions.simulation, until=overtaken)
         found: dict[str, Result | Refused] = {chosen.name: simulation(settings, chosen, soon=True)}
         figures = self._figures(settings, found, None)
@@ -164,8 +168,7 @@ class Drawing:
                     return
             prices = None if soon else self._predictions.prices(settings, overtaken)
             self._publish(figures=self._figures(settings, found, prices))
-            if soon:
-                self._curves(settings, overtaken)
+            self._curves(settings, overtaken)  # again once all requests are simulated: samples may differ from them
 
     def _figures(
         self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
@@ -196,7 +199,7 @@ class Drawing:
             "sample": sample,
             "rows": rows,
             "ledger": memories(predictions.ledger(settings)),
-            "explain": [] if sample else explain(results),
+            "explain": [] if sample else explain(results, hardware=False),  # prices tell of it
             "prices": priced(prices) if isinstance(prices, ShadowPrices) else [],
             "prices_of": prices.base.source.value if isinstance(prices, ShadowPrices) else "",
             "pending": prices is None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,6 +102,10 @@ def line(name: str, kind: str, points: Sequence[tuple[float, float]]) -> Plain:
 
 def tracks(titled: Sequence[tuple[str, Timeline]]) -> Plain:
     """Lane charts, one above the other, each from its own begin."""
-    labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
+    found = defaultdict[str, dict[str, None]](dict)
+    for _, timeline in titled:
+        for code, label in timeline.labels.items():
+            found[code][label] = None  # the same code may stand for other operations in another pipeline
+    labels = {code: " / ".join(names) for code, names in found.items()}
     colours = {code: task_colour(code) for code in labels}
     return {"tracks": [track(title, timeline) for title, timeline in titled], "labels": labels, "colours": colours}

@@ -22,6 +22,7 @@ from workbench.widgets.state.offered import unfit
 from workbench.widgets.state.settings import Settings
 
 PERIOD = 1 / 8  # seconds between two updates
+_NEAR = 16  # times more or less than the present value, within which a sweep measures
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": "", "stale": False}
@@ -194,7 +195,7 @@ def prediction_of(settings: Settings, rate: float) -> str:
     """The simulated rate of a run in words, behind the rate so far; empty where there is none."""
     if math.isnan(rate):
         return ""
-    how = "" if settings.machine.profiles else ", without a calibration"
+    how = "" if settings.machine.profiles else ", without a calibration (wb.calibrate)"
     return f"; {digits(rate)} simulated for the whole run{how}"
 
 
@@ -206,7 +207,8 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: fl
     if not progress.iterations:
         text = f"{of}no iteration has ended after {elapsed:.0f} s; the first one has the most prompts"
     if progress.emitted:
-        text += f": {digits(progress.emitted / progress.seconds)} tokens/s so far{simulated}"
+        so_far = "" if state.ended else " so far"
+        text += f": {digits(progress.emitted / progress.seconds)} tokens/s{so_far}{simulated}"
     if state is RunState.FAILED and run.error is not None:
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
@@ -230,11 +232,27 @@ def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Sch
 
 
 def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Any]]:
-    """So many positions of a slider, evenly over those that work, as labels and values."""
+    """So many positions of a slider, evenly over those near the present one that work, and with it if it works.
+
+    Returns labels and values.
+    """
     steps = axis.steps(settings)
-    works = [step for step in steps if not unfit(axis.write(settings, step.value))]
+    now = axis.at(settings)
+    near = [step for step in steps if _is_near(step.value, steps[now].value)]
+    works = [step for step in near if not unfit(axis.write(settings, step.value))]
     if len(works) <= points:
-        chosen = works
+        chosen = list(range(len(works)))
     else:
-        chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
-    return [(step.label, step.value) for step in chosen]
+        chosen = [round(place * (len(works) - 1) / max(1, points - 1)) for place in range(points)]
+    if steps[now] in works:
+        present = works.index(steps[now])
+        nearest = min(range(len(chosen)), key=lambda place: abs(chosen[place] - present))
+        chosen[nearest] = present
+    return [(works[place].label, works[place].value) for place in chosen]
+
+
+def _is_near(value: float, present: float) -> bool:
+    """True within a factor of `_NEAR`, and for values that have no factor."""
+    if not (value > 0 and present > 0) or math.isinf(value) or math.isinf(present):
+        return True
+    return 1 / _NEAR <= value / present <= _NEAR

@@ -160,7 +160,7 @@ class Studio:
         with self._lock:
             now = self.settings
             self.drawing.put(now)
-            self._controls = self.controls.plain(now, self.predictions.refused_before)
+            self._controls = self._told_controls(now, self.predictions.refused_before)
             self._out(
                 settings=self._controls,
                 wiring=self._wiring(),
@@ -178,11 +178,19 @@ class Studio:
 
     def _check(self, settings: Settings) -> None:
         """Publish the controls with the reasons why options do not go together with some settings."""
-        checked = self.controls.plain(settings, self.predictions.refused)
+        checked = self._told_controls(settings, self.predictions.refused)
         with self._lock:
             if settings == self.settings and checked != self._controls:
                 self._controls = checked
                 self._out(settings=checked)
+
+    def _told_controls(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
+        """The controls, with a note where another schedule stands in for the wanted one."""
+        told = self.controls.plain(settings, refused)
+        if type(self._wanted) is not type(settings.schedule):
+            (schedule,) = (one for group in told["groups"] for one in group["controls"] if one["name"] == "schedule")
+            schedule["note"] = f"{self._wanted.name} does not take this wiring, and returns with one that it takes"
+        return told
 
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""

@@ -108,6 +108,7 @@ export interface Choice {
   kind: "choice";
   value: string;
   options: { value: string; label: string; why: string; note?: string }[];
+  note?: string;
 }
 
 export interface Slider {

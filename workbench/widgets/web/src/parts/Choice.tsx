@@ -10,14 +10,14 @@ function stay(event: PointerEvent): void {
 }
 
 interface Props {
-  control: Pick<ChoiceControl, "label" | "value" | "options">;
+  control: Pick<ChoiceControl, "label" | "value" | "options" | "note">;
   onChoose: (value: string) => void;
   inline?: boolean; // the label beside the list
 }
 
 // A list to choose from, in which what cannot be chosen says its reason.
 export function Choice({ control, onChoose, inline = false }: Props): ReactNode {
-  const { label, value, options } = control;
+  const { label, value, options, note } = control;
   const id = useId();
   const place = useRef<HTMLDivElement>(null);
   const list = useRef<HTMLUListElement>(null);
@@ -81,6 +81,7 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
       >
         <span title={shown}>{shown}</span>
       </button>
+      {note && <small>{note}</small>}
       <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open} onPointerDown={stay}>
         {options.map((option, index) => (
           <li

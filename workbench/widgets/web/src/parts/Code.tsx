@@ -40,7 +40,7 @@ export function Code(): ReactNode {
   };
   const lines = text.split("\n");
   return (
-    <Panel title="Code" name="code" beside={<Copy text={text} />}>
+    <Panel title="Code" name="code" beside={<Copy text={text + used(text)} />}>
       <div className="wb-editor">
         <div className="wb-editor-lines" aria-hidden="true">
           {lines.map((_, index) => (
@@ -100,6 +100,12 @@ function coloured(line: string): ReactNode[] {
   }
   parts.push(line.slice(end));
   return parts;
+}
+
+// How the pipeline that some code names is simulated, as a comment behind it.
+function used(text: string): string {
+  const name = [...text.matchAll(/^(\w+) = /gm)].at(-1)?.[1];
+  return name ? `\n\n# To simulate it as a view does: wb.simulate(view.scenario.on(pipeline=${name}), view.schedule)\n` : "";
 }
 
 function Copy({ text }: { text: string }): ReactNode {

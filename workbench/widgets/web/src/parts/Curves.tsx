@@ -163,7 +163,7 @@ function spoken({ x, y, lines }: CurvesTrait): string {
 function Sweep(): ReactNode {
   const { talk } = useBench();
   const { axis, x } = useTrait("curves");
-  const { state, can } = useTrait("live");
+  const { state, can, text } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
@@ -175,7 +175,7 @@ function Sweep(): ReactNode {
   return (
     <fieldset className="wb-sweep">
       <legend>
-        Measure {POINTS} points over {x.label} with
+        Measure {POINTS} points over {x.label}, around the present one, with
       </legend>
       {offered.map((option) => (
         <label key={option.value} className="wb-flag">
@@ -186,6 +186,7 @@ function Sweep(): ReactNode {
       <button type="button" className="wb-button" disabled={running || schedules.length === 0} onClick={start}>
         Measure
       </button>
+      {running && <span className="wb-note">{text}</span>}
     </fieldset>
   );
 }

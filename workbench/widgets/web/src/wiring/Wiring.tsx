@@ -1,13 +1,13 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { Device, Mend, PaletteEntry, Settings } from "../contract";
+import type { CardElement, Device, Mend, PaletteEntry, Settings } from "../contract";
 import { useBench, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import { mainRow } from "../parts/rows";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
-import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
+import { cardsOf, find, isPlace, keysOf, neighbour, type Slot } from "./chain";
 import { type Drop, dropAt, moved, stepped } from "./drop";
 import { Empty } from "./Empty";
 import { kept } from "./kept";
@@ -107,6 +107,13 @@ export function Wiring(): ReactNode {
     const inner = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
     return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
   };
+  const addMissing = (entry: PaletteEntry): void => {
+    const order = wiring.palette.map(({ name }) => name);
+    const place = (card: CardElement): number => order.indexOf(plainName(card.name));
+    const later = range.chain.filter(isPlace).find((element) => cardsOf([element]).some((card) => place(card) > order.indexOf(entry.name)));
+    const device = later?.kind === "card" ? later.device : "gpu";
+    add(entry, device, later ? { fork: null, arm: 0, before: keysOf(range.chain).get(later) ?? null } : END);
+  };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
     if (element?.kind !== "card") return;
@@ -190,11 +197,7 @@ export function Wiring(): ReactNode {
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
         ) : (
-          <p>
-            {missing.length > 0
-              ? `Not in this layer: ${missing.join(", ")}.`
-              : "One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow."}
-          </p>
+          <Lead fault={fault?.text ?? ""} missing={missing} onAdd={addMissing} />
         )}
       </div>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
@@ -253,9 +256,31 @@ export function Wiring(): ReactNode {
 }
 
 // The built-in operations of which a layer has no card; shared experts follow the routed ones by themselves.
-function lacking(palette: PaletteEntry[], cards: string[]): string[] {
-  const has = (name: string): boolean => cards.some((card) => card.split(/[.[]/)[0] === name);
-  return palette.filter(({ own, name }) => !own && name !== "shared_experts" && !has(name)).map(({ label }) => label);
+function lacking(palette: PaletteEntry[], cards: string[]): PaletteEntry[] {
+  const has = (name: string): boolean => cards.some((card) => plainName(card) === name);
+  return palette.filter(({ own, name }) => !own && name !== "shared_experts" && !has(name));
+}
+
+function plainName(card: string): string {
+  return card.split(/[.[]/)[0]!;
+}
+
+// What stands above the cards: what is wrong with them, what they lack, or what they are.
+function Lead({ fault, missing, onAdd }: { fault: string; missing: PaletteEntry[]; onAdd: (entry: PaletteEntry) => void }): ReactNode {
+  if (fault) return <p className="wb-lead-fault">{fault} What mends it stands below the lanes.</p>;
+  if (missing.length === 0) {
+    return <p>One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.</p>;
+  }
+  return (
+    <p>
+      Not in this layer: {missing.map(({ label }) => label).join(", ")}; all figures are without.{" "}
+      {missing.slice(0, 3).map((entry) => (
+        <button key={entry.name} type="button" className="wb-button" onClick={() => onAdd(entry)}>
+          Add {entry.label}
+        </button>
+      ))}
+    </p>
+  );
 }
 
 // The size of a memory; the last one, where the wiring that is shown has none.
