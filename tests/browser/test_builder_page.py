@@ -399,3 +399,16 @@ def test_two_views_of_one_builder_follow_each_other_and_part(opened):
     assert builder.cards()["experts"] == "gpu"
     ids = builder.page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
     assert len(ids) == len(set(ids))
+
+
+def test_what_a_layer_lacks_is_added_by_a_button_before_what_follows_it(opened):
+    builder = opened("wired")
+    builder.page.locator("[data-card=out_proj]").focus()
+    builder.press("Delete")
+    lead = builder.page.locator(".wb-lead")
+    assert "Not in this layer: out_proj" in lead.inner_text()
+    lead.get_by_role("button", name="Add out_proj").click()
+    builder.settled()
+    names = list(builder.cards())
+    assert names.index("out_proj") == names.index("route") - 1
+    assert lead.get_by_role("button").count() == 0

@@ -197,7 +197,7 @@ export function Wiring(): ReactNode {
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
         ) : (
-          <Lead fault={fault?.text ?? ""} missing={missing} onAdd={addMissing} />
+          <Lead faulty={fault !== null && !empty} missing={missing} onAdd={addMissing} />
         )}
       </div>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
@@ -266,8 +266,8 @@ function plainName(card: string): string {
 }
 
 // What stands above the cards: what is wrong with them, what they lack, or what they are.
-function Lead({ fault, missing, onAdd }: { fault: string; missing: PaletteEntry[]; onAdd: (entry: PaletteEntry) => void }): ReactNode {
-  if (fault) return <p className="wb-lead-fault">{fault} What mends it stands below the lanes.</p>;
+function Lead({ faulty, missing, onAdd }: { faulty: boolean; missing: PaletteEntry[]; onAdd: (entry: PaletteEntry) => void }): ReactNode {
+  if (faulty) return <p className="wb-lead-fault">The red card cannot stand like this. Below the lanes stands why, and what mends it.</p>;
   if (missing.length === 0) {
     return <p>One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.</p>;
   }
