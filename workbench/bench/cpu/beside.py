@@ -11,9 +11,8 @@ from functools import partial
 import torch
 
 from workbench.bench import record
-from workbench.bench.cpu.work import Implementation, Work
+from workbench.bench.cpu.work import PLAIN, Implementation, Work
 from workbench.hardware import usable_cores
-from workbench.kernels import features
 
 _SECONDS = 0.2
 _ROUNDS = 9
@@ -50,7 +49,7 @@ def say_overlap(work: Work, say: Callable[[str], None]) -> dict[str, dict[str, f
         "hidden of the shorter one": record.ratio([one.hidden for one in rounds]),
     }
     told = ", ".join(f"{name} {value['median']:.2f}" for name, value in found.items())
-    kind = str(_product_type()).removeprefix("torch.")
+    kind = str(PLAIN).removeprefix("torch.")
     say(f"{work.name} beside a {kind} product of torch, {half} threads each: {told}")
     return {f"attention beside a matrix product: {name}": value for name, value in found.items()}
 
@@ -76,14 +75,9 @@ def _seconds(job: Job) -> float:
     return time.perf_counter() - begin
 
 
-def _product_type() -> torch.dtype:
-    """The type of torch's product: bf16, or fp32 on AVX2, where torch needs 80 times as long for bf16."""
-    return torch.float32 if features().path == "avx2" else torch.bfloat16
-
-
 def _product() -> Implementation:
-    left = torch.randn(256, 4096).to(_product_type())
-    right = torch.randn(4096, 4096).to(_product_type())
+    left = torch.randn(256, 4096).to(PLAIN)
+    right = torch.randn(4096, 4096).to(PLAIN)
 
     def multiply(threads: int) -> None:
         torch.set_num_threads(threads)

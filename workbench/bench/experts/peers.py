@@ -9,17 +9,13 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from workbench.bench.cpu.work import PLAIN
+
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """A product (tokens, inputs) -> (tokens, outputs)."""
 
 
-def _is_bf16_fast() -> bool:
-    """False on CPUs with AVX2 alone, where torch takes 80 times as long for BF16 as for FP32."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-_PLAIN = torch.bfloat16 if _is_bf16_fast() else torch.float32
-TORCH = "torch, BF16" if _PLAIN is torch.bfloat16 else "torch, FP32"
+TORCH = "torch, BF16" if PLAIN is torch.bfloat16 else "torch, FP32"
 """What one would write without these kernels."""
 TORCH_INT8 = "torch, INT8"
 """Weights and activations in INT8: torch's dynamic quantisation."""
@@ -57,7 +53,7 @@ class Peer(NamedTuple):
 def torch_peers(gate_up: torch.Tensor, down: torch.Tensor) -> Mapping[str, Peer]:
     """Experts of weights (E, 2 F, M) and (E, M, F) in bf16, in each of torch's formats."""
     makers = {
-        TORCH: (_PLAIN, _plain),
+        TORCH: (PLAIN, _plain),
         TORCH_INT8: (torch.float32, _int8),
         TORCH_INT8_WEIGHTS: (torch.bfloat16, _int8_weights),
         TORCH_INT4: (torch.bfloat16, _int4),
@@ -71,7 +67,7 @@ def torch_peers(gate_up: torch.Tensor, down: torch.Tensor) -> Mapping[str, Peer]
 
 
 def _plain(matrix: torch.Tensor) -> tuple[Linear, int]:
-    own = matrix.to(_PLAIN)
+    own = matrix.to(PLAIN)
     return lambda x: functional.linear(x, own), own.nbytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from workbench.bench import record
+from workbench.bench.cpu.work import PLAIN
 from workbench.bench.experts.bench import torch_threads
 from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
 from workbench.core.errors import EngineError
@@ -57,6 +58,10 @@ class Layer:
     gate_up: torch.Tensor
     down: torch.Tensor
 
+    def to(self, dtype: torch.dtype) -> Layer:
+        """The same numbers in another type."""
+        return replace(self, gate_up=self.gate_up.to(dtype), down=self.down.to(dtype))
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -65,6 +70,10 @@ class Tokens:
     x: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> Tokens:
+        """The same tokens with hidden states in another type."""
+        return replace(self, x=self.x.to(dtype))
 
 
 def random_layer(shape: MoeShape, device: str = "cpu") -> Layer:
@@ -164,7 +173,8 @@ def measure_moe(
 
     The implementations are timed one after the other at each number of tokens.
 
-    Repetitions that other programs disturbed are dropped if three others remain.
+    Repetitions that other programs disturbed are dropped if three others remain. On a CPU where torch is slow in bf16
+    (`PLAIN`) its implementations get the same numbers in fp32.
 
     Parameters
     ----------
@@ -193,9 +203,18 @@ def measure_moe(
     layer = random_layer(shape, device)
     given = {count: random_tokens(shape, count, device) for count in tokens}
     names = tuple(contenders or (OURS, *baselines(device)))
+    theirs = PLAIN if device == "cpu" else torch.bfloat16
+    their_layer = layer.to(theirs)
+    their_tokens = {count: of.to(theirs) for count, of in given.items()}
+
+    def compute(name: str, count: int) -> torch.Tensor:
+        if name == OURS:
+            return _ours(layer, given[count])
+        return _IMPLEMENTATIONS[name](their_layer, their_tokens[count])
+
     with torch_threads(size), torch.no_grad():
-        for of in given.values():
-            _agree({name: _IMPLEMENTATIONS[name](layer, of) for name in names})
+        for count in tokens:
+            _agree({name: compute(name, count) for name in names})
         read, multiply = _rates(device, size)
         quiet: dict[int, list[_Visit]] = {count: [] for count in tokens}
         disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
@@ -205,9 +224,7 @@ def measure_moe(
             for count in rng.permutation(_repeated(tokens)).tolist():
                 order = rng.permutation(names).tolist()
                 with listening() as noise:
-                    visit = {
-                        name: _seconds(partial(_IMPLEMENTATIONS[name], layer, given[count]), device) for name in order
-                    }
+                    visit = {name: _seconds(partial(compute, name, count), device) for name in order}
                 (quiet if noise.quiet else disturbed)[count].append(visit)
             made += 1
     counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
@@ -270,11 +287,11 @@ def _on_gpu(call: Callable[[], object], count: int) -> float:
 def _rates(device: str, threads: int) -> tuple[float, float]:
     """Measure the rates of memory [B/s] and arithmetic [FLOP/s].
 
-    Memory is read on a CPU, and copied (read and written) on a GPU. Arithmetic is a large product in bf16, or fp32
-    multiply-adds on a CPU where those are faster.
+    Memory is read on a CPU, and copied (read and written) on a GPU. Arithmetic is a large product in bf16 (`PLAIN` on a
+    CPU), or fp32 multiply-adds on a CPU where those are faster.
     """
     side = 1024 if device == "cpu" else 8192
-    one = torch.randn(side, side, device=device).bfloat16()
+    one = torch.randn(side, side, device=device).to(PLAIN if device == "cpu" else torch.bfloat16)
     multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
     if device == "cpu":
         pool = np.ones(_POOL, np.int8)
@@ -309,6 +326,8 @@ def bench_moe(
         device = "cpu"
         shapes = (NARROW, QWEN3)
         tokens = TOKENS
+        if PLAIN is torch.float32:
+            say("torch's own compute in fp32, since torch is slow in bf16 on this CPU")
     found = []
     for shape in shapes:
         found.append(measure_moe(shape, device=device, tokens=tokens, seconds=seconds / len(shapes)))
