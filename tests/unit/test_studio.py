@@ -572,7 +572,7 @@ def test_one_button_makes_the_settings_run_here(monkeypatch):
     )
     monkeypatch.setattr("workbench.widgets.state.studio._BRIEF", 1e-3)
     desk = Desk(tiny_scenario([40, 200] * 1000, 40, pipeline=VSL))
-    assert desk.shown["live"]["here"] == "Use at hand on this computer"
+    assert desk.shown["live"]["here"] == "Use at hand on this computer, with requests for it"
     assert not desk.shown["live"]["can"]
     desk.say("here")
     now = desk.studio.settings

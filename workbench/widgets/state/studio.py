@@ -173,7 +173,7 @@ class Studio:
             self.runs.allow(
                 now,
                 fault[1].text if fault is not None else away or self._why_not(),
-                f"Use {here.name} on this computer" if here is not None else "",
+                f"Use {here.name} on this computer, with requests for it" if here is not None else "",
             )
 
     def _check(self, settings: Settings) -> None:
