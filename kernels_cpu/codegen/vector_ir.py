@@ -209,14 +209,6 @@ class Emitter:
         low, high = (self.b.call(function, [every, self.shuffle(places, places, range(at, at + 32))]) for at in (0, 32))
         return self.b.bitcast(self.shuffle(low, high, range(64)), self.i32s)
 
-    def shifted_pairs(self, value: Any, left: int) -> Any:
-        """Each 16 bits of a word shifted to the left, or, by a negative number, to the right with its sign."""
-        pairs = ir.VectorType(I16, 2 * self.lanes)
-        by = ir.Constant(pairs, [I16(abs(left))] * (2 * self.lanes))
-        value = self.b.bitcast(value, pairs)
-        moved = self.b.shl(value, by) if left > 0 else self.b.ashr(value, by)
-        return self.b.bitcast(moved, self.i32s)
-
     def bits(self, value: Any) -> Any:
         """The bits of fp32 lanes as integers."""
         return self.b.bitcast(value, self.i32s)

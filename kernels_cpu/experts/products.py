@@ -110,7 +110,7 @@ def _exact(lanes: int, format: int) -> Any:
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
                 left = end - t
                 taken = 4
-                if left >= later and t > begin:
+                if later > 4 and left >= later and t > begin:
                     exact_block(lanes, format, later, 1, block, at, stride, left, steps, to, out_stride)
                     taken = later
                 elif left > 2 and t > begin:

@@ -271,7 +271,7 @@ def scaled_block(
 
     For a block of INT8, INT4, UINT4 or MXFP4 words and tokens of signed bytes, with `steps` words per row and scale
     group. `x_scales` and `offsets` (T, groups) are contiguous; in UINT4 an offset is multiplied by the group's zero
-    point. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
+    point, and INT8 needs none with AVX2. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
     """
     width = literal(lanes)
     stored = Format(literal(format))
@@ -420,7 +420,10 @@ def _bytes(e: Emitter, words: Any, stored: Format) -> list[Any]:
 
 
 def _dot(e: Emitter, total: Any, words: Any, x: Any, vnni: bool) -> Any:
-    """total + the dot product of the four unsigned bytes of each word and four signed bytes at `x`."""
+    """total + the dot product of the four unsigned bytes of each word and four signed bytes at `x`.
+
+    With AVX2 the words are codes of INT8, and total + that of the weights is returned (`_dot_avx2`).
+    """
     if vnni:
         return e.dot_bytes(total, words, e.spread_i32(x))
     if e.lanes == 8:

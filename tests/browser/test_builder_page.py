@@ -411,4 +411,5 @@ def test_what_a_layer_lacks_is_added_by_a_button_before_what_follows_it(opened):
     builder.settled()
     names = list(builder.cards())
     assert names.index("out_proj") == names.index("route") - 1
+    assert builder.focused() == "out_proj"
     assert lead.get_by_role("button").count() == 0

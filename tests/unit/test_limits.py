@@ -65,13 +65,35 @@ def test_less_waiting_gives_no_more_than_the_bound():
     assert "would give up to 1.11 times" in headline([played, allowed])
 
 
+def test_a_faster_device_may_give_more_than_the_bound_of_this_hardware():
+    """The CPU makes the GPU wait for 4.5 of 10 seconds, and the host's memory allows 9."""
+    spans = [Span("gpu", "B0", 0.0, 5.5), Span("cpu", "C0", 5.5, 10.0, after="gpu B0"), Span("gpu", "B1", 10.0, 10.0)]
+    spans[-1] = Span("gpu", "B1", 10.0, 10.0 + 1e-9, after="cpu C0")
+    played = result(seconds=10.0, busy={"gpu": 5.5, "cpu": 4.5}, timeline=Timeline(spans, LABELS))
+    allowed = result(Source.BOUND, 9.0, limits={"DRAM bandwidth": 9.0})
+    told = headline([allowed, played])
+    assert "a faster CPU would give up to 1.82 times this throughput and more overlap up to 1.11 times" in told
+    assert "more overlap would give up to 1.11 times" in headline([allowed, played], hardware=False)
+    assert "faster" not in headline([allowed, played], hardware=False)
+
+
+def test_a_bound_that_is_reached_or_refuted_is_told_so():
+    played = result(busy={"gpu": 50.0})
+    reached = result(Source.BOUND, 99.0, limits={"cores compute": 99.0})
+    assert headline([reached, played]).endswith("; the bound allows hardly more.")
+    refuted = result(Source.BOUND, 110.0, limits={"cores compute": 110.0})
+    assert "would give up to 2.00 times" in headline([refuted, played])
+
+
 def test_faster_hardware_is_left_out_where_it_is_told_elsewhere():
     played = result(busy={"h2d": 100.0, "gpu": 50.0})
     others = [least(100.0)]
     assert headline([*others, played]).endswith(
         "; a link twice as fast would give up to 2.00 times this throughput with the same batches."
     )
-    assert headline([*others, played], hardware=False).endswith("spends 100 % of 100 s on work.")
+    assert headline([*others, played], hardware=False).endswith(
+        "spends 100 % of 100 s on work; only less work or faster hardware would give more."
+    )
 
 
 def test_small_causes_of_waiting_are_told_together():

@@ -12,6 +12,7 @@ from tests.builders import OPERATIONS, scenarios, small_machine, tiny_model_of, 
 from tests.examples import examples
 from tests.systems import PIPELINES, VSL
 from workbench.analysis.shadow_prices import RESOURCES, shadow_prices
+from workbench.analysis.wording import GAIN
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.hardware import Link
 from workbench.hardware.profile import Cores, OpTime, Profile
@@ -268,4 +269,4 @@ def test_a_gain_that_comes_with_fuller_batches_says_so():
     fewer = [replace(one, result=replace(one.result, iterations=prices.base.iterations // 2)) for one in prices.prices]
     told = replace(prices, prices=tuple(fewer))
     batches = f"fuller batches: {prices.base.iterations // 2} iterations instead of {prices.base.iterations}"
-    assert str(told).count(batches) == len(fewer)
+    assert str(told).count(batches) == sum(price.gain >= GAIN for price in prices.prices) > 0

@@ -206,7 +206,10 @@ class _Division:
         """The changes that would help, with the gain of each."""
         gains = [gain for gain in self._gains(hardware) if gain.factor >= GAIN]
         if not gains:
-            return "only less work or faster hardware would give more" if hardware else ""
+            waits = self.result.seconds - self.busy >= _NOTABLE * self.result.seconds
+            if waits and self._most() < GAIN:
+                return "the bound allows hardly more"
+            return "only less work or faster hardware would give more"
         first, *others = gains
         told = [f"{first.change} would give {first} this throughput{first.reason}"]
         return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
@@ -217,9 +220,9 @@ class _Division:
         With this hardware none is more than the bound allows.
         """
         seconds = self.result.seconds
-        most = math.inf if self.bound is None else seconds / self.bound.seconds
+        most = self._most()
         if seconds - self.busy >= _NOTABLE * seconds:
-            yield _Gain(min(most, seconds / self.busy), "up to", self._less_waiting())
+            yield from self._less_waiting(most, hardware)
         why = self._why()
         if why is not None:
             yield _Gain(min(most, why.factor, self.busy / self.least), "about", why.mend)
@@ -228,14 +231,29 @@ class _Division:
         if hardware and self.bound is not None and CORES not in self.bound.limits and self.busy >= MOSTLY * seconds:
             yield self._faster(self.bound)
 
-    def _less_waiting(self) -> str:
+    def _most(self) -> float:
+        """The most that this hardware can gain by the bound; infinite without one, or with one that is refuted."""
+        if self.bound is None or self.bound.seconds > self.result.seconds:
+            return math.inf
+        return self.result.seconds / self.bound.seconds
+
+    def _less_waiting(self, most: float, hardware: bool) -> Iterator[_Gain]:
+        """Gains by less waiting: with this hardware at most `most`, and by faster devices, if they are asked for."""
+        factor = self.result.seconds / self.busy
         if not has_tasks(self.result):
-            return "more overlap (a timeline of every task tells what it waits for)"
+            yield _Gain(min(most, factor), "up to", "more overlap (a timeline of every task tells what it waits for)")
+            return
         notable = [wait.lane for wait in self.waiting if wait.seconds >= _NOTABLE * self.result.seconds]
-        mends = dict.fromkeys(f"a faster {_DEVICES[lane]}" for lane in notable if lane)
-        more = ["more overlap"] if mends else []
-        less = ["less time between tasks"] if "" in notable or not mends else []
-        return listed([*mends, *more, *less], "or")
+        lanes = dict.fromkeys(f"a faster {_DEVICES[lane]}" for lane in notable if lane)
+        more = ["more overlap"] if lanes else []
+        less = ["less time between tasks"] if "" in notable or not lanes else []
+        faster = list(lanes) if hardware and not (self.bound and CORES in self.bound.limits) else []
+        if faster and most >= factor:
+            yield _Gain(factor, "up to", listed([*faster, *more, *less], "or"))
+            return
+        if faster:
+            yield _Gain(factor, "up to", listed(faster, "or"))
+        yield _Gain(min(most, factor), "up to", listed([*more, *less], "or"))
 
     def _faster(self, bound: Result) -> _Gain:
         """The most that twice the lane's device gives; with the CPU its memory becomes twice as fast."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ENDS = ("embed", "head")
 _DEVICES = {"link": "a link", "GPU": "a GPU", "CPU": "a CPU with its memory"}
 _FEWER = 0.98
-"""Share of the iterations below which a gain comes with fuller batches."""
+"""A gain with fewer iterations than this share of those without it comes with fuller batches."""
 _RATES = ("bandwidth", "flops", "h2d", "d2h")
 
 
@@ -82,7 +82,8 @@ class ShadowPrices:
         limits = f"{words} still limits" if price.result.binding == self.base.binding else f"then {words} limits"
         of = f", mostly with {price.heaviest}" if price.heaviest else ""
         fewer = ""
-        if price.result.source is Source.SIMULATED and price.result.iterations < _FEWER * self.base.iterations:
+        simulated = price.result.source is Source.SIMULATED
+        if simulated and price.gain >= GAIN and price.result.iterations < _FEWER * self.base.iterations:
             fewer = f"; fuller batches: {price.result.iterations:,} iterations instead of {self.base.iterations:,}"
         note = f"; {price.note}" if price.note else ""
         return f"{limits}{of}{fewer}{note}"

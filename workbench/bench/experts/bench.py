@@ -315,18 +315,24 @@ def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
 
     for name in speeds.contenders:
         if name in _PEERS:
-            ratios = [f"{_ratio(speeds, name, _PEERS[name], n)['median']:.2f}" for n in speeds.tokens(name)]
-            say(f"{name}: times as fast as the fastest of {', '.join(_PEERS[name])}: {' '.join(ratios)}")
+            peers = _peers(speeds, name)
+            ratios = [f"{_ratio(speeds, name, peers, n)['median']:.2f}" for n in speeds.tokens(name)]
+            say(f"{name}: times as fast as the fastest of {', '.join(peers)}: {' '.join(ratios)}")
 
 
 def _ratios(speeds: ExpertSpeeds) -> dict[str, dict[str, float]]:
     """Speed relative to each of the peers, from the runs of the same rounds."""
     ratios = {}
     for name, tokens in speeds.runs:
-        for peer in _PEERS.get(name, ()):
+        for peer in _peers(speeds, name):
             found = f"{name}, {tokens} tokens, {speeds.threads} threads: times as fast as {peer}"
             ratios[found] = _ratio(speeds, name, (peer,), tokens)
     return ratios
+
+
+def _peers(speeds: ExpertSpeeds, name: str) -> list[str]:
+    """The peers of one of ours that were measured."""
+    return [peer for peer in _PEERS.get(name, ()) if peer in speeds.contenders]
 
 
 def _ratio(speeds: ExpertSpeeds, name: str, peers: Sequence[str], tokens: int) -> dict[str, float]:

@@ -24,6 +24,8 @@ TORCH_INT8_WEIGHTS = "torch, INT8 weights"
 TORCH_INT4 = "torch, INT4"
 """Weights in groups with a scale and a zero point, activations in BF16."""
 _GROUP = 32
+_TINY = 1e-30
+"""Least range of a group, so that one of equal numbers has a scale too."""
 
 
 class Peer(NamedTuple):
@@ -51,13 +53,15 @@ class Peer(NamedTuple):
 
 
 def torch_peers(gate_up: torch.Tensor, down: torch.Tensor) -> Mapping[str, Peer]:
-    """Experts of weights (E, 2 F, M) and (E, M, F) in bf16, in each of torch's formats."""
+    """Experts of weights (E, 2 F, M) and (E, M, F) in bf16, in each of torch's formats that takes such sizes."""
     makers = {
         TORCH: (PLAIN, _plain),
         TORCH_INT8: (torch.float32, _int8),
         TORCH_INT8_WEIGHTS: (torch.bfloat16, _int8_weights),
         TORCH_INT4: (torch.bfloat16, _int4),
     }
+    if any(size % _GROUP for size in down.shape[1:]):
+        del makers[TORCH_INT4]
     found = dict[str, Peer]()
     for name, (dtype, make) in makers.items():
         made = [(make(first), make(second)) for first, second in zip(gate_up, down, strict=True)]
@@ -90,7 +94,7 @@ def _int8_weights(matrix: torch.Tensor) -> tuple[Linear, int]:
 
 def _rows_in_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales (rows) fp32 and codes (rows, columns) int8."""
-    scales = matrix.float().abs().amax(dim=1) / 127
+    scales = matrix.float().abs().amax(dim=1).clamp_min(_TINY) / 127
     return scales, torch.round(matrix.float() / scales[:, None]).to(torch.int8)
 
 
@@ -98,7 +102,7 @@ def _int4(matrix: torch.Tensor) -> tuple[Linear, int]:
     """Codes 0 to 15 of groups, whose number is (code - 8) scale + middle."""
     grouped = matrix.float().unflatten(1, (-1, _GROUP))
     low = grouped.amin(dim=-1)
-    scales = (grouped.amax(dim=-1) - low) / 15
+    scales = (grouped.amax(dim=-1) - low).clamp_min(_TINY) / 15
     codes = torch.round((grouped - low[..., None]) / scales[..., None]).int().flatten(1)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     both = torch.stack((scales.T, (low + 8 * scales).T), dim=-1).bfloat16().contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ _PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
-_DUE = 12  # collections of younger objects since the last of all, which Python makes from 11 on
+_DUE = 6  # drawings after which all garbage is collected
 
 EMPTY: Plain = {
     "figures": {
@@ -113,25 +114,23 @@ class Drawing:
     def cancel(self) -> None:
         """Drop what is being computed."""
         self._worker.cancel()
-        gc.unfreeze()
 
     def close(self) -> None:
         """End the thread."""
         self._worker.close()
-        gc.unfreeze()
 
     def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw, without a collection of all garbage, which takes 0.2 s; there is time for one once all is drawn."""
-        gc.freeze()  # collections pass over what is there now
+        _GARBAGE.pass_over()
         try:
             self._draw(settings, overtaken)
         except StoppedError:  # newer settings are drawn next
-            return
+            pass
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
             self._publish(figures={**EMPTY["figures"], "problem": problem, "pending": False})
-        if not overtaken():
-            _collect_garbage()
+        finally:
+            _GARBAGE.take_back(at_rest=not overtaken())
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
@@ -160,6 +159,7 @@ class Drawing:
             return
         self._check(settings)
         schedules = self._schedules(settings)
+        sampled = False
         for soon in (True, False):
             found = {}
             for schedule in sorted(schedules, key=lambda each: each != chosen):
@@ -168,7 +168,11 @@ class Drawing:
                     return
             prices = None if soon else self._predictions.prices(settings, overtaken)
             self._publish(figures=self._figures(settings, found, prices))
-            self._curves(settings, overtaken)  # again once all requests are simulated: samples may differ from them
+            if soon:
+                sampled = any(_sample(each, settings.requests) for each in found.values())
+                self._curves(settings, overtaken)
+            elif sampled:  # the points at the present value are of all requests now
+                self._curves(settings, overtaken, again=True)
 
     def _figures(
         self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
@@ -244,9 +248,9 @@ class Drawing:
                 break
         return self._drawn_curves(settings, points, busy=True)
 
-    def _curves(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
-        """Draw bound and schedules over one setting."""
-        due = time.monotonic() + _PATIENCE
+    def _curves(self, settings: Settings, overtaken: Callable[[], bool], *, again: bool = False) -> None:
+        """Draw bound and schedules over one setting; `again`, with most points known, not before all are."""
+        due = math.inf if again else time.monotonic() + _PATIENCE
         points = _Points({}, set())
         for points in self._points(settings, overtaken):
             if time.monotonic() > due:
@@ -334,12 +338,38 @@ class Drawing:
         return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
 
 
-def _collect_garbage() -> None:
-    """Let Python collect what was passed over, now if it might do so within the next moves, of which it delays one."""
-    *_, since_the_last = gc.get_count()
-    gc.unfreeze()
-    if gc.isenabled() and since_the_last >= _DUE:
-        gc.collect()
+class _Garbage:
+    """Collections that pass over what was there when a drawing began; one of all garbage follows at rest.
+
+    All drawings of the process share it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drawings = 0
+        self._since = 0
+
+    def pass_over(self) -> None:
+        """Let collections pass over what is there now, until `take_back`."""
+        with self._lock:
+            if not self._drawings:
+                gc.freeze()
+            self._drawings += 1
+
+    def take_back(self, *, at_rest: bool) -> None:
+        """Let collections see everything again once no drawing goes on, and collect it if that is due `at_rest`."""
+        with self._lock:
+            self._drawings -= 1
+            self._since += 1
+            if not self._drawings:
+                gc.unfreeze()
+            due = at_rest and self._since >= _DUE and gc.isenabled()
+            self._since = 0 if due else self._since
+        if due:
+            gc.collect()
+
+
+_GARBAGE = _Garbage()
 
 
 class _Points(NamedTuple):

@@ -16,13 +16,14 @@ from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits
-from workbench.widgets.state.controls import Slider
+from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
 from workbench.widgets.state.settings import Settings
 
 PERIOD = 1 / 8  # seconds between two updates
 _NEAR = 16  # times more or less than the present value, within which a sweep measures
+_SHARES = (WEIGHTS_ON_GPU, KV_ON_GPU)  # they go from 0 to 1
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": "", "stale": False}
@@ -232,27 +233,30 @@ def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Sch
 
 
 def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Any]]:
-    """So many positions of a slider, evenly over those near the present one that work, and with it if it works.
+    """So many positions of a slider as labels and values, evenly over those near the present value that work.
 
-    Returns labels and values.
+    The present value itself, if it works, takes the place of the nearest one.
     """
     steps = axis.steps(settings)
+    if not steps:
+        return []
     now = axis.at(settings)
-    near = [step for step in steps if _is_near(step.value, steps[now].value)]
-    works = [step for step in near if not unfit(axis.write(settings, step.value))]
-    if len(works) <= points:
-        chosen = list(range(len(works)))
-    else:
-        chosen = [round(place * (len(works) - 1) / max(1, points - 1)) for place in range(points)]
-    if steps[now] in works:
-        present = works.index(steps[now])
-        nearest = min(range(len(chosen)), key=lambda place: abs(chosen[place] - present))
-        chosen[nearest] = present
-    return [(works[place].label, works[place].value) for place in chosen]
+    present = axis.read(settings)
+    centre = min(max(present, steps[0].value), steps[-1].value)
+    near = [x for x, step in enumerate(steps) if axis in _SHARES or _is_near(step.value, centre)]
+    works = [x for x in near if not unfit(axis.write(settings, steps[x].value))]
+    if len(works) > points:
+        works = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
+    found = [(steps[x].label, steps[x].value) for x in works]
+    if works and not unfit(settings):
+        nearest = min(range(len(works)), key=lambda place: abs(works[place] - now))
+        own = steps[now].label if steps[now].value == present else axis.told(settings)
+        found[nearest] = (own, present)
+    return found
 
 
-def _is_near(value: float, present: float) -> bool:
-    """True within a factor of `_NEAR`, and for values that have no factor."""
-    if not (value > 0 and present > 0) or math.isinf(value) or math.isinf(present):
+def _is_near(value: float, centre: float) -> bool:
+    """True within a factor of `_NEAR`, and for values that have none."""
+    if not (value > 0 and centre > 0) or math.isinf(value) or math.isinf(centre):
         return True
-    return 1 / _NEAR <= value / present <= _NEAR
+    return 1 / _NEAR <= value / centre <= _NEAR

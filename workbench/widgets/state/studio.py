@@ -189,7 +189,7 @@ class Studio:
         told = self.controls.plain(settings, refused)
         if type(self._wanted) is not type(settings.schedule):
             (schedule,) = (one for group in told["groups"] for one in group["controls"] if one["name"] == "schedule")
-            schedule["note"] = f"{self._wanted.name} does not take this wiring, and returns with one that it takes"
+            schedule["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
 
     def _why_not(self) -> str:
@@ -254,7 +254,8 @@ class Studio:
     def _on_set(self, message: Message) -> None:
         control = self.controls[str(message["name"])]
         found = control.moved(self.settings, message["value"])
-        self._change(found, sliding=control.name if isinstance(control, Slider) else "")
+        wanted = self._wanted if found.schedule == self.settings.schedule else found.schedule
+        self._change(found, sliding=control.name if isinstance(control, Slider) else "", wanted=wanted)
 
     def _on_axis(self, message: Message) -> None:
         self.drawing.over(str(message["name"]))

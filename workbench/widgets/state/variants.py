@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from workbench.analysis.wording import listed
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
@@ -140,8 +141,8 @@ def _wired(pipeline: Pipeline) -> str:
     """Operations on the CPU and tensors that are streamed, in words."""
     on_cpu = [stage.op.name for stage in pipeline.stages if stage.device is Place.CPU]
     streamed = [item.name for item in pipeline.fetches]
-    where = f"{' and '.join(on_cpu)} on the CPU" if on_cpu else "all on the GPU"
-    return f"{where}, {' and '.join(streamed)} streamed" if streamed else where
+    where = f"{listed(on_cpu)} on the CPU" if on_cpu else "all on the GPU"
+    return f"{where}, {listed(streamed)} streamed" if streamed else where
 
 
 def _is_best(name: str, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> bool:

@@ -75,13 +75,18 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
         aria-expanded={open}
         aria-controls={`${id}list`}
         aria-labelledby={`${id}label`}
+        aria-describedby={note ? `${id}note` : undefined}
         aria-activedescendant={open ? `${id}${at}` : undefined}
         onClick={() => (open ? setOpen(false) : show())}
         onKeyDown={key}
       >
         <span title={shown}>{shown}</span>
       </button>
-      {note && <small>{note}</small>}
+      {note && (
+        <small id={`${id}note`} role="status">
+          {note}
+        </small>
+      )}
       <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open} onPointerDown={stay}>
         {options.map((option, index) => (
           <li

@@ -105,7 +105,8 @@ function coloured(line: string): ReactNode[] {
 // How the pipeline that some code names is simulated, as a comment behind it.
 function used(text: string): string {
   const name = [...text.matchAll(/^(\w+) = /gm)].at(-1)?.[1];
-  return name ? `\n\n# To simulate it as a view does: wb.simulate(view.scenario.on(pipeline=${name}), view.schedule)\n` : "";
+  if (!name || text.includes("# Simulated, ")) return "";
+  return `\n\n# Simulated, if view is this widget: wb.simulate(view.scenario.on(pipeline=${name}), view.schedule)\n`;
 }
 
 function Copy({ text }: { text: string }): ReactNode {

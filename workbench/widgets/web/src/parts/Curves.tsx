@@ -175,7 +175,7 @@ function Sweep(): ReactNode {
   return (
     <fieldset className="wb-sweep">
       <legend>
-        Measure {POINTS} points over {x.label}, around the present one, with
+        Measure {POINTS} points over {x.label}, around the present value, with
       </legend>
       {offered.map((option) => (
         <label key={option.value} className="wb-flag">

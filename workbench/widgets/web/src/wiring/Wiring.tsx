@@ -1,13 +1,13 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { CardElement, Device, Mend, PaletteEntry, Settings } from "../contract";
+import type { Device, Mend, PaletteEntry, Settings } from "../contract";
 import { useBench, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import { mainRow } from "../parts/rows";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
-import { cardsOf, find, isPlace, keysOf, neighbour, type Slot } from "./chain";
+import { cardsOf, find, isPlace, keysOf, neighbour, type Place, type Slot } from "./chain";
 import { type Drop, dropAt, moved, stepped } from "./drop";
 import { Empty } from "./Empty";
 import { kept } from "./kept";
@@ -108,11 +108,15 @@ export function Wiring(): ReactNode {
     return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
   };
   const addMissing = (entry: PaletteEntry): void => {
-    const order = wiring.palette.map(({ name }) => name);
-    const place = (card: CardElement): number => order.indexOf(plainName(card.name));
-    const later = range.chain.filter(isPlace).find((element) => cardsOf([element]).some((card) => place(card) > order.indexOf(entry.name)));
-    const device = later?.kind === "card" ? later.device : "gpu";
-    add(entry, device, later ? { fork: null, arm: 0, before: keysOf(range.chain).get(later) ?? null } : END);
+    const order = wiring.palette.filter(isBuiltIn).map(({ name }) => name);
+    const own = order.indexOf(entry.name);
+    const places = (element: Place): number[] => cardsOf([element]).map((card) => order.indexOf(plainName(card.name)));
+    const elements = range.chain.filter(isPlace);
+    const earlier = elements.findLastIndex((element) => places(element).some((place) => place >= 0 && place < own));
+    const next = elements[earlier >= 0 ? earlier + 1 : elements.findIndex((element) => places(element).some((place) => place > own))];
+    const device = next?.kind === "card" ? next.device : "gpu";
+    add(entry, device, next ? { fork: null, arm: 0, before: keysOf(range.chain).get(next) ?? null } : END);
+    requestAnimationFrame(() => canvas.current?.focus(nextKey(range.chain, entry.name)));
   };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
@@ -258,7 +262,11 @@ export function Wiring(): ReactNode {
 // The built-in operations of which a layer has no card; shared experts follow the routed ones by themselves.
 function lacking(palette: PaletteEntry[], cards: string[]): PaletteEntry[] {
   const has = (name: string): boolean => cards.some((card) => plainName(card) === name);
-  return palette.filter(({ own, name }) => !own && name !== "shared_experts" && !has(name));
+  return palette.filter((entry) => isBuiltIn(entry) && !has(entry.name));
+}
+
+function isBuiltIn({ own, name }: PaletteEntry): boolean {
+  return !own && name !== "shared_experts";
 }
 
 function plainName(card: string): string {
@@ -267,14 +275,14 @@ function plainName(card: string): string {
 
 // What stands above the cards: what is wrong with them, what they lack, or what they are.
 function Lead({ faulty, missing, onAdd }: { faulty: boolean; missing: PaletteEntry[]; onAdd: (entry: PaletteEntry) => void }): ReactNode {
-  if (faulty) return <p className="wb-lead-fault">The red card cannot stand like this. Below the lanes stands why, and what mends it.</p>;
+  if (faulty) return <p className="wb-lead-fault">What is red cannot stand like this. The reason, and what mends it, stand below the lanes.</p>;
   if (missing.length === 0) {
     return <p>One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.</p>;
   }
   return (
     <p>
-      Not in this layer: {missing.map(({ label }) => label).join(", ")}; all figures are without.{" "}
-      {missing.slice(0, 3).map((entry) => (
+      Not in this layer: {missing.map(({ label }) => label).join(", ")}; no figure counts {missing.length > 1 ? "them" : "it"}.{" "}
+      {missing.map((entry) => (
         <button key={entry.name} type="button" className="wb-button" onClick={() => onAdd(entry)}>
           Add {entry.label}
         </button>
