@@ -61,7 +61,8 @@ def test_experts_are_the_same_by_everybody(experts):
     size = np.abs(found["ours"]).max()
     assert size > 0.1
     np.testing.assert_allclose(found["plain Numba"], found["ours"], rtol=0, atol=4e-6 * size)
-    np.testing.assert_allclose(found["torch bf16"], found["ours"], rtol=0, atol=3e-2 * size)  # bf16 all through
+    (torchs,) = (name for name in found if name.startswith("torch"))
+    np.testing.assert_allclose(found[torchs], found["ours"], rtol=0, atol=3e-2 * size)  # maybe bf16 all through
 
 
 WITH_GCC = pytest.mark.skipif(
@@ -167,7 +168,7 @@ def test_shares_and_ratios_are_of_the_same_round_and_told_apart_by_state(attenti
     assert ratios["small, 1 threads: times as fast as C"]["min"] == 1
     assert "slow (1)" in said[0]
     assert "fast (2)" in said[0]
-    assert said[-1].split()[-8:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "15.00", "1.50", "-"]
+    assert said[-1].split()[-9:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "15.00", "1.50", "-", "-"]
 
 
 def test_a_state_without_rounds_is_not_there(two_states):

@@ -18,9 +18,19 @@ INNER = 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
 
 PEERS = ("plain Numba", "naive Numba", "torch bf16", "torch SDPA", "C")
-"""Baselines of a work. Plain is the portable path of our kernels, naive the loops of the definition."""
-COLUMNS = (*PEERS, "BF16 KV")
-"""Columns of the report; the last one is our own kernel on a cache of 16 bits, as a baseline of the int8 cache."""
+"""Baselines of attention. Plain is the portable path of our kernels, naive the loops of the definition."""
+COLUMNS = (*PEERS, "torch fp32", "BF16 KV")
+"""Columns of the report. Of torch, experts have the one of `PLAIN`; the last one is our own kernel on a cache of 16
+bits, as a baseline of the int8 cache."""
+
+
+def _is_bf16_fast() -> bool:
+    """False on CPUs with AVX2 alone, where torch takes 80 times as long for bf16 as for fp32."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+PLAIN = torch.bfloat16 if _is_bf16_fast() else torch.float32
+"""The type in which torch multiplies weights in bf16 fastest on this CPU."""
 
 Implementation = Callable[[int], None]
 """Computes a work; takes the number of threads."""
@@ -73,10 +83,12 @@ class Experts:
         self.implementations: dict[str, Implementation] = {
             "ours": self._compute,
             "plain Numba": portable,
-            "torch bf16": self._eager,
+            "torch bf16" if PLAIN is torch.bfloat16 else "torch fp32": self._eager,
         }
         self.ceilings: dict[str, Implementation] = {}
         self.missing: dict[str, str] = {}
+        both = (layer.gate_up, layer.down)
+        self._plain = [torch.from_numpy(own).view(torch.bfloat16).to(PLAIN) for own in both]
 
     def _compute(self, threads: int, path: CodePath | None = None) -> None:
         self._ids ^= 1
@@ -86,23 +98,13 @@ class Experts:
         torch.set_num_threads(threads)
         self._ids ^= 1
         expert = int(self._ids[0, 0])
-        gate_up = torch.from_numpy(self._layer.gate_up[expert]).view(torch.bfloat16)
-        down = torch.from_numpy(self._layer.down[expert]).view(torch.bfloat16)
+        gate_up, down = (own[expert] for own in self._plain)
         self.out[:] = eager_expert(torch.from_numpy(self._h), gate_up, down).float().numpy()
 
 
-def _is_bf16_fast() -> bool:
-    """False on CPUs with AVX2 alone, where torch takes 80 times as long for bf16 as for fp32."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-PLAIN = torch.bfloat16 if _is_bf16_fast() else torch.float32
-"""The type in which torch multiplies weights in bf16 fastest on this CPU."""
-
-
 def eager_expert(h: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """One expert computed by torch in bf16: two products by oneDNN with SiLU between them."""
-    gate, up = functional.linear(h.bfloat16(), gate_up).chunk(2, dim=-1)
+    """One expert computed by torch in its weights' type: two products by oneDNN with SiLU between them."""
+    gate, up = functional.linear(h.to(gate_up.dtype), gate_up).chunk(2, dim=-1)
     return functional.linear(functional.silu(gate) * up, down)
 
 
