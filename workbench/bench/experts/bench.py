@@ -336,7 +336,7 @@ def _peers(speeds: ExpertSpeeds, name: str) -> list[str]:
 
 
 def _ratio(speeds: ExpertSpeeds, name: str, peers: Sequence[str], tokens: int) -> dict[str, float]:
-    """How many times as fast one is as the fastest of its peers, from the runs of the same rounds."""
+    """The speed of one over that of the fastest of its peers, from the runs of the same rounds."""
     fastest = min(peers, key=lambda peer: speeds.seconds(peer, tokens))
     pairs = zip(speeds.runs[name, tokens], speeds.runs[fastest, tokens], strict=True)
     return record.ratio([theirs.seconds / own.seconds for own, theirs in pairs])
