@@ -30,7 +30,7 @@ from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio, _changed
-from workbench.widgets.state.wirings import presets
+from workbench.widgets.state.wirings import _SYSTEMS, presets
 
 
 class Desk:
@@ -197,6 +197,9 @@ def test_every_system_is_wired_from_the_palette(name, desk):
     for item in wanted.fetches:
         desk.say("fetch", range=0, name=item.name, on=True)
     assert desk.pipeline == wanted
+    same = [each["name"] for each in desk.shown["wiring"]["presets"] if each["same"]]
+    assert same == [other for other in _SYSTEMS if presets().get(other) == wanted]
+    assert name in same
 
 
 def test_opening_a_system_chooses_its_schedule(desk):

@@ -416,7 +416,7 @@ OUTPUT_LEN = Slider(
 )
 KV_CAPACITY = Capacity("kv_capacity", "KV capacity", _capacities, lambda now: now.kv_tokens, _set_capacity)
 MAX_RUNNING = Slider(
-    "max_running", "Running at once", _limits, lambda now: _or_none(now.scheduler, "max_running"), _set_limit
+    "max_running", "Batch (running at once)", _limits, lambda now: _or_none(now.scheduler, "max_running"), _set_limit
 )
 TOKEN_BUDGET = Slider(
     "token_budget", "Token budget", _budgets, lambda now: _or_none(now.scheduler, "token_budget"), _set_budget

@@ -132,13 +132,18 @@ class Wirings:
             path = None if why.path is None else list(why.path)
             unfinished = _is_unfinished(ranges[place].pipeline, why)
             fault = {"range": place, "path": path, "text": why.text, "mends": mends, "unfinished": unfinished}
+        known = presets()
         there = {stage.op for each in ranges for stage in each.pipeline.stages}
         return {
             "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
             "layers": layers,
             "fault": fault,
             "palette": [_entry(name, op, op in there) for name, op in self.palette(model).items()],
-            "presets": [{"name": name, "label": label} for name, label in _SYSTEMS.items() if name in presets()],
+            "presets": [
+                {"name": name, "label": label, "same": known[name] == wiring}
+                for name, label in _SYSTEMS.items()
+                if name in known
+            ],
             "stale": False,
         }
 

@@ -92,7 +92,7 @@ export interface Wiring {
   undo: number;
   redo: number;
   palette: PaletteEntry[];
-  presets: { name: string; label: string }[];
+  presets: { name: string; label: string; same?: boolean }[]; // same: the wiring is this system's
   stale: boolean;
 }
 

@@ -167,7 +167,8 @@ function Sweep(): ReactNode {
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
-  if (axis === undefined || control?.kind !== "choice" || (!can && !running)) return null;
+  if (axis === undefined || control?.kind !== "choice") return null;
+  if (!can && !running) return <p className="wb-note">Points can be measured here, under several schedules, once a run can start.</p>;
   const offered = control.options.filter((option) => !option.why);
   const schedules = offered.map((option) => option.value).filter((name) => (marked ?? [control.value]).includes(name));
   const mark = (name: string): void => setMarked(schedules.includes(name) ? schedules.filter((each) => each !== name) : [...schedules, name]);

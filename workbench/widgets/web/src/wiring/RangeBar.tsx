@@ -1,7 +1,7 @@
 import { useRef, useState, type ReactNode } from "react";
 
 import type { LayerRange, Wiring } from "../contract";
-import { bytes as formatted } from "../format";
+import { bytes as formatted, seconds as took } from "../format";
 import { useBench, useLeave, useSend } from "../hooks";
 import { fetch } from "./actions";
 import { layout } from "./layout";
@@ -140,7 +140,7 @@ function Fetches({ range, index }: { range: LayerRange; index: number }): ReactN
   return (
     <fieldset className="wb-fetches">
       <legend>Streamed to the GPU</legend>
-      {range.fetches.map(({ name, on, label, why, bytes }) => (
+      {range.fetches.map(({ name, on, label, why, bytes, seconds }) => (
         <label key={name} className={why && !on ? "wb-off" : ""} title={why}>
           <input
             type="checkbox"
@@ -150,7 +150,7 @@ function Fetches({ range, index }: { range: LayerRange; index: number }): ReactN
             onChange={() => talk.edit(fetch(index, name, !on))}
           />
           {label}
-          {on && bytes != null && <small>{formatted(bytes)} per layer</small>}
+          {on && bytes != null && <small>{[formatted(bytes), ...(seconds == null ? [] : [took(seconds)])].join(" and ")} per layer</small>}
         </label>
       ))}
     </fieldset>

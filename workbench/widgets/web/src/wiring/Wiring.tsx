@@ -194,6 +194,7 @@ export function Wiring(): ReactNode {
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
   const one = wiring.ranges.length === 1;
   const aside = !fault || (!picture.callout && !empty) ? wiring.fault : null; // a fault that no card causes
+  const systems = wiring.presets.filter(({ same }) => same).map(({ label }) => label);
   const missing = empty ? [] : lacking(wiring.palette, [...inside]);
   return (
     <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
@@ -201,7 +202,7 @@ export function Wiring(): ReactNode {
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
         ) : (
-          <Lead faulty={fault !== null && !empty} missing={missing} onAdd={addMissing} />
+          <Lead faulty={fault !== null && !empty} missing={missing} systems={waiting ? [] : systems} onAdd={addMissing} />
         )}
       </div>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
@@ -273,11 +274,23 @@ function plainName(card: string): string {
   return card.split(/[.[]/)[0]!;
 }
 
+interface LeadProps {
+  faulty: boolean;
+  missing: PaletteEntry[];
+  systems: string[];
+  onAdd: (entry: PaletteEntry) => void;
+}
+
 // What stands above the cards: what is wrong with them, what they lack, or what they are.
-function Lead({ faulty, missing, onAdd }: { faulty: boolean; missing: PaletteEntry[]; onAdd: (entry: PaletteEntry) => void }): ReactNode {
+function Lead({ faulty, missing, systems, onAdd }: LeadProps): ReactNode {
   if (faulty) return <p className="wb-lead-fault">What is red cannot stand like this. The reason, and what mends it, stand below the lanes.</p>;
   if (missing.length === 0) {
-    return <p>One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.</p>;
+    return (
+      <p>
+        {systems.length > 0 && <b>The wiring of {systems.join("; ")}. </b>}
+        One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.
+      </p>
+    );
   }
   return (
     <p>
