@@ -265,6 +265,7 @@ def test_too_large_a_cache_comes_with_the_change_that_fits():
     assert memory["at"] == len(memory["steps"]) - 1
     if figures["problem"]:
         assert all(mend["label"].startswith("Use ") for mend in figures["mends"])
+        assert not any("=" in mend["label"] or "fetch(" in mend["label"] for mend in figures["mends"])
         if figures["mends"]:
             desk.say("fix", id=figures["mends"][0]["id"])
             assert desk.drawn()["figures"]["problem"] == ""
@@ -586,6 +587,12 @@ def test_one_button_makes_the_settings_run_here(monkeypatch):
     assert desk.shown["live"]["can"]
     assert desk.shown["live"]["here"] == ""
     assert desk.shown["wiring"]["undo"] == 1
+    assert desk.control("machine")["note"].startswith("Its CPU computes both lanes")
+    desk.say("undo").say("clear").say("here")
+    now = desk.studio.settings
+    assert now.model == model
+    assert now.machine.is_local
+    assert not now.pipeline.stages
     desk.studio.close()
 
 

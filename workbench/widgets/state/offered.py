@@ -143,7 +143,12 @@ def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig |
 
 def on_this_computer(settings: Settings) -> Settings | None:
     """The settings with this computer as the machine, and requests that it and the model take; None if none fit."""
-    return shortened(settings if settings.machine.is_local else settings.on_machine(Machine.local()))
+    return shortened(with_this_machine(settings))
+
+
+def with_this_machine(settings: Settings) -> Settings:
+    """The settings with this computer as the machine, whether they fit it or not."""
+    return settings if settings.machine.is_local else settings.on_machine(Machine.local())
 
 
 def shortened(settings: Settings) -> Settings | None:

@@ -18,7 +18,14 @@ from workbench.stages import ExpertSet, Op
 from workbench.widgets.state.controls import Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
-from workbench.widgets.state.offered import on_this_computer, runnable, shortened, too_long, why_not_live
+from workbench.widgets.state.offered import (
+    on_this_computer,
+    runnable,
+    shortened,
+    too_long,
+    why_not_live,
+    with_this_machine,
+)
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import Planned, Runs, swept
 from workbench.widgets.state.settings import Settings
@@ -30,6 +37,15 @@ POINTS = 5
 """Values of the setting that a sweep goes along."""
 _DURING_RUNS = frozenset({"pause", "resume", "stop", "ready", "keep", "axis", "pin", "unpin"})
 """Messages that are answered while runs are going on."""
+_CODE = {
+    "kv_capacity=": "a KV capacity of ",
+    "token_budget=": "a token budget of ",
+    "micro_batches=": "micro-batches: ",
+    "weights=": "weights in ",
+    "fetch(experts.weights)": "streamed experts",
+    "fetch(weights)": "streamed weights",
+}
+"""What changes of a ledger are called in a view."""
 _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
@@ -169,7 +185,7 @@ class Studio:
             )
             fault = self.wirings.fault(now.pipeline)
             away = why_not_live(now)
-            here = runnable(now, self.controls.models) if away and fault is None else None
+            here = runnable(now, self.controls.models) if away else None
             self.runs.allow(
                 now,
                 fault[1].text if fault is not None else away or self._why_not(),
@@ -185,11 +201,13 @@ class Studio:
                 self._out(settings=checked)
 
     def _told_controls(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
-        """The controls, with a note where another schedule stands in for the wanted one."""
+        """The controls, with notes: on the lanes of this computer, and on a schedule that stands in for another."""
         told = self.controls.plain(settings, refused)
+        named = {one["name"]: one for group in told["groups"] for one in group["controls"]}
+        if settings.machine.shares_cores:
+            named["machine"]["note"] = "Its CPU computes both lanes, each on half of the cores; the link is a copy."
         if type(self._wanted) is not type(settings.schedule):
-            (schedule,) = (one for group in told["groups"] for one in group["controls"] if one["name"] == "schedule")
-            schedule["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
+            named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
 
     def _why_not(self) -> str:
@@ -295,7 +313,7 @@ class Studio:
                 change.scenario.machine.cpu != scenario.machine.cpu
             ):
                 continue  # no control gives a machine more memory than it has
-            told.append(self._fix(fixed, f"Use {change.text}"))
+            told.append(self._fix(fixed, f"Use {_by_controls(change.text)}"))
         return told
 
     def _fix(self, settings: Settings, label: str) -> Plain:
@@ -345,7 +363,11 @@ class Studio:
         model = runnable(now, self.controls.models)
         if model is None:
             return
-        found = on_this_computer(now if model == now.model else self.controls["model"].write(now, model))
+        chosen = now if model == now.model else self.controls["model"].write(now, model)
+        if self.wirings.fault(now.pipeline) is not None:  # nothing tells yet which requests suit
+            self._change(with_this_machine(chosen))
+            return
+        found = on_this_computer(chosen)
         if found is None:
             self.runs.allow(now, f"{model.name} does not fit this computer in this wiring; choose another model.")
             return
@@ -397,6 +419,14 @@ class Studio:
         """Stop drawing: the cores belong to the next run."""
         self.drawing.cancel()
         self.drawing.wait(_PATIENCE)
+
+
+def _by_controls(change: str) -> str:
+    """A change of a ledger, with the names of controls in the place of code."""
+    for code, words in _CODE.items():
+        if change.startswith(code):
+            return words + change.removeprefix(code).replace("'", "")
+    return change
 
 
 def _lengths(settings: Settings) -> str:

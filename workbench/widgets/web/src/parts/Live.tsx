@@ -25,7 +25,7 @@ export function Live(): ReactNode {
   const shorten = "Also shortens the requests, and makes them fewer, until a run is over soon";
   const buttons = (
     <div className="wb-toolbar">
-      {!active && !broken && here && (
+      {!active && here && (
         <button type="button" className="wb-button" title={shorten} onClick={() => send({ do: "here" })}>
           {here}
         </button>
