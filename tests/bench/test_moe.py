@@ -68,6 +68,8 @@ def test_the_command_reports_and_records(tmp_path, monkeypatch):
     said: list[str] = []
     found = moe.bench_moe(seconds=0, json=tmp_path / "moe.json", say=said.append)
     kept = json.loads((tmp_path / "moe.json").read_text())
+    if moe.PLAIN is torch.float32:
+        assert said.pop(0).startswith("torch's own compute in fp32")
     assert said[0].startswith("tiny, 8 experts of 64 x 48, top 3; ")
     assert [line.split()[0] for line in said[2 : 2 + len(moe.TOKENS)]] == [*map(str, moe.TOKENS)]
     assert kept["ratios"]["tiny, 64 tokens, " + found[0].where + ": times as fast as loop of mm"]["runs"] >= 3
