@@ -152,9 +152,11 @@ class Drawing:
         lanes = self._lanes(settings)
         if isinstance(found[chosen.name], Refused):  # a first point is somewhere else, and takes a while
             self._publish(figures=figures, lanes=lanes)
-            self._publish(curves=self._first_curves(settings, overtaken))
+            for name in ("bound", chosen.name):
+                self._publish(curves=self._first_curves(settings, overtaken, of=name))
         else:
-            self._publish(figures=figures, curves=self._first_curves(settings, overtaken), lanes=lanes)
+            curves = self._first_curves(settings, overtaken, of=chosen.name)
+            self._publish(figures=figures, curves=curves, lanes=lanes)
         if overtaken():
             return
         self._check(settings)
@@ -240,11 +242,11 @@ class Drawing:
 
     # ------------------------------------------------------------------------------------------------------- curves
 
-    def _first_curves(self, settings: Settings, overtaken: Callable[[], bool]) -> Plain:
-        """The curves with one point each, at the present value or where there is one next to it."""
+    def _first_curves(self, settings: Settings, overtaken: Callable[[], bool], *, of: str) -> Plain:
+        """The curves as soon as one of them has a point, at the present value or where there is one next to it."""
         points = _Points({}, set())
         for points in self._points(settings, overtaken):
-            if points.of:
+            if of in points.of:
                 break
         return self._drawn_curves(settings, points, busy=True)
 
@@ -285,6 +287,7 @@ class Drawing:
                 where = drawn_at(axis, at)
                 if settings.schedule in drawn and isinstance(bound := self._predictions.bound(at), Result):
                     points.of.setdefault("bound", []).append((where, bound.gen_tok_s))
+                    yield points  # the simulation takes longer
                 for schedule in drawn:
                     under = at if schedule == settings.schedule else _under(axis, at, schedule)
                     if under is not None:
