@@ -301,7 +301,7 @@ def test_the_blocks_of_one_part_leave_the_others_their_least():
 
 def one_step_less(change, scenario, schedule):
     """The same change made 1 % smaller, or by one step less where the steps are larger: (scenario, schedule)."""
-    new, name = change.scenario, change.text.split("=")[0]
+    new, name = change.scenario, change.code.split("=")[0]
     if name == "kv_capacity":
         per_block = new.memory.kv_block * new.model.kv_bytes_per_token(new.precision.kv)
         gone = scenario.kv_blocks - new.kv_blocks
@@ -361,7 +361,7 @@ def test_the_cache_proposed_is_the_largest_that_fits(blocks):
     scenario = tiny_scenario(8, 4, 1)
     total, one = fits(scenario, VSLPipe()).host.total, CACHE / 1000
     tight = with_memory(scenario, 1e9, total - (1000 - blocks) * one + 0.5 * one)
-    (cache,) = (change for change in fits(tight, VSLPipe()).changes if "kv_capacity" in change.text)
+    (cache,) = (change for change in fits(tight, VSLPipe()).changes if "kv_capacity" in change.code)
     assert cache.scenario.kv_blocks == blocks
     assert cache.factor == 1000 / blocks
 
@@ -373,9 +373,9 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
     per_token = HAND["vslpipe"][0] / 8 + EXPERTS
     fixed = EMBEDDING + 2 * LAYER + ANGLES
     tight = with_memory(scenario, fixed + (tokens + 0.5) * per_token, 1e10)
-    (budget,) = (change for change in fits(tight, Sequential()).changes if "token_budget" in change.text)
+    (budget,) = (change for change in fits(tight, Sequential()).changes if "token_budget" in change.code)
     assert budget.scenario.scheduler.token_budget == tokens
-    assert budget.text == f"token_budget={tokens} (now up to 160 tokens per iteration)"
+    assert str(budget) == f"token_budget={tokens} (now up to 160 tokens per iteration)"
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
 )
 def test_each_kind_of_change_is_proposed_where_it_helps(memory, schedule, named):
     scenario = tiny_scenario([8] * 20, [4] * 20, machine=small_machine(**memory))
-    assert any(named in change.text for change in fits(scenario, schedule).changes)
+    assert any(named in change.code for change in fits(scenario, schedule).changes)
 
 
 def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
@@ -399,8 +399,8 @@ def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
     found = fits(
         tiny_scenario(model=model, machine=small_machine(gpu_memory=ANGLES + 0.6 * (total - ANGLES))), VSLPipe()
     )
-    (change,) = (change for change in found.changes if "weights=" in change.text)
-    assert change.text == "weights='bf16' (now fp32)"
+    (change,) = (change for change in found.changes if "weights=" in change.code)
+    assert str(change) == "weights='bf16' (now fp32)"
     assert change.scenario.precision == Precision("bf16", "fp32")
 
 
@@ -411,8 +411,8 @@ def test_rounded_experts_are_proposed_where_they_alone_fit(left, form):
     found = fits(
         tiny_scenario(model=model, machine=small_machine(gpu_memory=ANGLES + left * (total - ANGLES))), VSLPipe()
     )
-    (change,) = (change for change in found.changes if "weights=" in change.text)
-    assert change.text == f"weights={form!r} (now bf16)"
+    (change,) = (change for change in found.changes if "weights=" in change.code)
+    assert str(change) == f"weights={form!r} (now bf16)"
     assert fits(change.scenario, VSLPipe()).gpu.left >= 0
 
 
@@ -424,8 +424,8 @@ def test_streaming_is_proposed_where_weights_do_not_fit(item):
     machine = small_machine(gpu_memory=fits(streamed, Overlap()).gpu.total)
     for wired in (pipeline, pipeline[:2] + pipeline[2:]):
         ample = streamed.on(pipeline=wired)
-        (change,) = (each for each in fits(ample.on(machine=machine), Overlap()).changes if "fetch" in each.text)
-        assert change.text == f"fetch({item.name}) (now kept on the GPU)"
+        (change,) = (each for each in fits(ample.on(machine=machine), Overlap()).changes if "fetch" in each.code)
+        assert str(change) == f"fetch({item.name}) (now kept on the GPU)"
         assert all(each.pipeline.fetches == (item,) for each in ranges_of(change.scenario.pipeline))
         assert fits(change.scenario, Overlap())
 
@@ -447,7 +447,7 @@ def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():
     found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=0.9 * total)), VSLPipe())
     assert fits(tiny_scenario(model=model).on(memory=Memory("1MB", weights="bf16")), VSLPipe()).gpu.total < 0.9 * total
     assert found.changes
-    assert not any("weights=" in change.text for change in found.changes)
+    assert not any("weights=" in change.code for change in found.changes)
 
 
 def test_memory_that_is_more_than_the_catalogues_says_so():
@@ -476,8 +476,8 @@ def test_the_capacity_that_is_printed_fits_when_pasted(case, share):
     assume(total)
     tight = scenario.on(machine=replace(scenario.machine, cpu=replace(scenario.machine.cpu, memory=share * total)))
     for change in fits(tight, schedule).changes:
-        if change.text.startswith("kv_capacity="):
-            pasted = parse_bytes(change.text.split("'")[1])
+        if change.code.startswith("kv_capacity="):
+            pasted = parse_bytes(change.code.split("'")[1])
             assert fits(tight.on(memory=replace(tight.memory, kv_capacity=pasted)), schedule)
 
 

@@ -32,7 +32,8 @@ from workbench.stages import (
 
 _WIDTH = 80
 _STEP = "    "
-_TOGETHER = {"attention": tuple(op.name for op in attention), "moe": tuple(op.name for op in moe)}
+TOGETHER = {"attention": tuple(op.name for op in attention), "moe": tuple(op.name for op in moe)}
+"""Words that stand for several operations in a row."""
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
@@ -217,7 +218,7 @@ class _Cell:
     def _placed(self, run: list[Stage]) -> _Group:
         """Stages that follow one another on one device."""
         words = [self._op(stage.op) for stage in run]
-        for name, parts in _TOGETHER.items():
+        for name, parts in TOGETHER.items():
             for first in range(len(words) - len(parts) + 1):
                 if tuple(words[first : first + len(parts)]) == parts:
                     words[first : first + len(parts)] = [name]

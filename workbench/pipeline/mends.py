@@ -100,6 +100,14 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
     return Fault(str(refusal.error), refusal.error.path, tuple(offered.values()))
 
 
+def lacking(pipeline: Pipeline) -> tuple[tuple[Op, Mend], ...]:
+    """The built-in operations of which a wiring has none, each with the edit that adds it where it belongs.
+
+    Shared experts are not among them: they follow the routed ones by themselves.
+    """
+    return tuple((op, next(_one_more(pipeline, op))) for op in _absent(pipeline))
+
+
 def _ends_well(pipeline: Pipeline, known: tuple[Op, ...]) -> bool:
     """True if the first mends, one after the other, leave no fault."""
     seen = set[Pipeline]()
@@ -196,6 +204,7 @@ def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iter
     idle = [item for item in pipeline.fetches if not _is_of_use(pipeline, item)]
     if not pipeline.stages:
         yield Mend("Place a whole layer on the GPU", _WHOLE)
+        yield from _one_more(pipeline, qkv)
     if not refusal.of_code and len(keepers) != 1:
         yield from _with_one_keeper(pipeline, keepers)
     elif not refusal.of_code and idle:
@@ -344,10 +353,14 @@ def _with_fewer_transfers(pipeline: Pipeline) -> Iterator[Mend]:
 
 def _completed(pipeline: Pipeline) -> Iterator[Mend]:
     """With a built-in operation that the layer lacks."""
+    for op in _absent(pipeline):
+        yield from _one_more(pipeline, op)
+
+
+def _absent(pipeline: Pipeline) -> list[Op]:
+    """The built-in operations of which a wiring has none, in the order of a layer."""
     there = {stage.op.plain.name for stage in pipeline.stages}
-    for name in _ORDER:
-        if name not in there:
-            yield from _one_more(pipeline, BUILT_IN[name])
+    return [BUILT_IN[name] for name in _ORDER if name not in there]
 
 
 def _one_more(pipeline: Pipeline, op: Op) -> Iterator[Mend]:

@@ -487,8 +487,9 @@ def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     if gone is not None:
         found = _with_blocks(scenario, blocks - gone)
         size = _down(found.kv_blocks * per_block, max(least_blocks(scenario), 0.99 * found.kv_blocks) * per_block)
-        text = f"kv_capacity={size!r} (now {format_bytes(blocks * per_block)})"
-        yield Change(text, blocks / found.kv_blocks, found, schedule)
+        now = format_bytes(blocks * per_block)
+        words = f"a KV capacity of {size}"
+        yield Change(f"kv_capacity={size!r}", words, now, blocks / found.kv_blocks, found, schedule)
 
 
 def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
@@ -501,8 +502,10 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     if gone is not None:
         budget = tokens - gone
         scheduler = replace(scenario.scheduler, token_budget=budget)
-        text = f"token_budget={budget} (now up to {tokens} tokens per iteration)"
-        yield Change(text, tokens / budget, scenario.on(scheduler=scheduler), schedule)
+        now = f"up to {tokens} tokens per iteration"
+        words = f"a token budget of {budget}"
+        found = scenario.on(scheduler=scheduler)
+        yield Change(f"token_budget={budget}", words, now, tokens / budget, found, schedule)
 
 
 def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
@@ -518,40 +521,43 @@ def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
     parts = least_fitting(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
     if parts is not None:
-        yield Change(f"micro_batches={parts} (now {now})", parts / now, scenario, split(parts))
+        words = f"{parts} micro-batches"
+        yield Change(f"micro_batches={parts}", words, f"{now}", parts / now, scenario, split(parts))
 
 
 def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
     precision = scenario.precision
-    now = min(DTYPE_BYTES[precision.weights], precision.expert_bytes, precision.other_bytes)
+    least = min(DTYPE_BYTES[precision.weights], precision.expert_bytes, precision.other_bytes)
     for dtype in (*sorted(DTYPE_BYTES, key=lambda name: -DTYPE_BYTES[name]), *QUANTISED):
-        if WEIGHT_BYTES[dtype] < now:
+        if WEIGHT_BYTES[dtype] < least:
             try:
                 other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
             except WorkbenchError:  # the model, the engine or the machine does not have this number format
                 continue
             if _left(_needs(other).accounts(other.scenario, schedule, other.token_budget)) >= 0:
-                text = f"weights={dtype!r} (now {scenario.weight_formats})"
-                yield Change(text, now / other.scenario.precision.expert_bytes, other.scenario, schedule)
+                factor = least / other.scenario.precision.expert_bytes
+                now = str(scenario.weight_formats)
+                yield Change(f"weights={dtype!r}", f"weights in {dtype}", now, factor, other.scenario, schedule)
                 return
 
 
-def _streamed_weights(prepared: Prepared, now: Ledger) -> Iterator[Change]:
+def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
     """The routed experts or all weights streamed to the GPU, where some stay there now."""
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
     some = any(item != kv for each in scenario.stack for item in each.pipeline.fetches)
-    for item in (experts.weights, weights):
+    now = "only some are streamed" if some else "kept on the GPU"
+    for item, words in ((experts.weights, "streamed experts"), (weights, "streamed weights")):
         try:
             other = price(scenario.on(pipeline=_streaming(scenario.pipeline, item)), schedule)
         except WorkbenchError:  # the schedule takes no such pipeline
             continue
         accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
         if _left(accounts) >= 0:
-            text = f"fetch({item.name}) (now {'only some are streamed' if some else 'kept on the GPU'})"
-            yield Change(text, now.gpu.total / accounts[0].total, other.scenario, schedule)
+            factor = ledger.gpu.total / accounts[0].total
+            yield Change(f"fetch({item.name})", words, now, factor, other.scenario, schedule)
             return
 
 
@@ -573,9 +579,9 @@ def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:
     schedule = prepared.lowering.schedule
     if now.gpu.left >= 0 or now.host.left >= 0:
         short = now.gpu if now.gpu.left < 0 else now.host
-        text = f"{format_bytes_up(short.total)} of {short.name} memory (now {format_bytes(short.capacity)})"
+        words = f"{format_bytes_up(short.total)} of {short.name} memory"
         larger = scenario.on(machine=roomy(scenario.machine, now))
-        yield Change(text, short.total / short.capacity, larger, schedule)
+        yield Change(words, words, format_bytes(short.capacity), short.total / short.capacity, larger, schedule)
 
 
 def roomy(machine: Machine, needed: Ledger) -> Machine:

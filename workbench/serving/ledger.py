@@ -59,21 +59,26 @@ class Change:
 
     Attributes
     ----------
-    text : str
-        The setting and its value, such as ``kv_capacity='61.9GB' (now 70 GB)``.
+    code, words : str
+        The setting with its value, as it is written, such as ``kv_capacity='61.9GB'``, and as it is said, such as
+        ``a KV capacity of 61.9GB``.
+    now : str
+        The present value in words.
     factor : float
         Factor by which the setting grows or shrinks, at least 1.
     scenario, schedule
         Scenario and schedule with the change made.
     """
 
-    text: str
+    code: str
+    words: str
+    now: str
     factor: float
     scenario: Scenario = field(repr=False)
     schedule: Schedule = field(repr=False)
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.code} (now {self.now})"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ _SHARE = 1.0  # the top of a scale of shares
 
 
 class Channel(NamedTuple):
-    """One gauge: its label, and the top of its scale if that is fixed."""
+    """One gauge: its label, the top of its scale if that is fixed, and the unit of its values if the label has none."""
 
     label: str
     top: float | None = None
+    unit: str = ""
 
 
 class Reading(NamedTuple):
@@ -33,8 +34,8 @@ class Reading(NamedTuple):
 CHANNELS = (
     Channel("output tok/s"),
     Channel("prompt tok/s"),
-    Channel("time to first token"),
-    Channel("time between tokens"),
+    Channel("time to first token", unit="s"),
+    Channel("time between tokens", unit="s"),
     Channel("KV blocks in use", _SHARE),
     Channel("preemptions"),
     *(Channel(f"{lane} lane busy", _SHARE) for lane in LANES),

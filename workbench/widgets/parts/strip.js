@@ -1,6 +1,6 @@
 // One small chart per channel. A sample is [seconds, values, texts, notes]; the newest stand at the right.
 const SECONDS = 60;
-const GUTTER = 32; // room for the number at the top of a scale that grows with its samples
+const GUTTER = 38; // room for the number at the top of a scale that grows with its samples
 const COLOURS = ["#059669", "#3b82f6", "#a855f7", "#dc2626", "#d97706", "#d97706", "#d97706", "#d97706"];
 
 function element(tag, name, parent) {
@@ -63,7 +63,7 @@ function draw(part, index, samples) {
   pen.globalAlpha = 1;
   if (!grows || !most) return;
   [pen.fillStyle, pen.font] = [part.ink, part.font];
-  pen.fillText(Number(most.toPrecision(2)), 0, 9);
+  pen.fillText(`${Number(most.toPrecision(2))}${channel.unit ? `\u202f${channel.unit}` : ""}`, 0, 9);
 }
 
 export default () => {

@@ -94,8 +94,13 @@ class Slider:
         return self.write(settings, steps[number].value)
 
 
-class Sizes(Slider):
-    """A slider over bytes, or bytes per second."""
+class Limit(Slider):
+    """A slider over bytes, or bytes per second, of which the machine has so many."""
+
+    def plain(self, settings: Settings, _: object = None) -> Plain | None:
+        """See `Slider.plain`."""
+        found = super().plain(settings)
+        return None if found is None else {**found, "note": f"of {found['steps'][-1]} that the machine has"}
 
     def told(self, settings: Settings) -> str:
         """See `Slider.told`."""
@@ -391,8 +396,8 @@ def _set_capacity(settings: Settings, value: float) -> Settings:
     return settings.on(kv_tokens=value, suited=False)
 
 
-LINK = Sizes("link", "Link speed", _rates, lambda now: now.link, _written("link"))
-GPU_MEMORY = Sizes("gpu_memory", "GPU memory", _gpu_sizes, lambda now: now.gpu_memory, _written("gpu_memory"))
+LINK = Limit("link", "Link speed", _rates, lambda now: now.link, _written("link"))
+GPU_MEMORY = Limit("gpu_memory", "GPU memory", _gpu_sizes, lambda now: now.gpu_memory, _written("gpu_memory"))
 REQUESTS = Slider(
     "requests",
     "Requests",
@@ -426,12 +431,12 @@ MICRO_BATCHES = MicroBatches(
 )
 WEIGHTS_ON_GPU = Slider(
     "weights_on_gpu",
-    "Weights kept on GPU",
+    "Streamed weights kept on GPU",
     _shares_of(False),
     lambda now: now.memory.weights_on_gpu,
     _set_weights_share,
 )
-KV_ON_GPU = Slider("kv_on_gpu", "KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _set_kv_share)
+KV_ON_GPU = Slider("kv_on_gpu", "Streamed KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _set_kv_share)
 SLIDERS = (
     LINK,
     GPU_MEMORY,

@@ -37,15 +37,6 @@ POINTS = 5
 """Values of the setting that a sweep goes along."""
 _DURING_RUNS = frozenset({"pause", "resume", "stop", "ready", "keep", "axis", "pin", "unpin"})
 """Messages that are answered while runs are going on."""
-_CODE = {
-    "kv_capacity=": "a KV capacity of ",
-    "token_budget=": "a token budget of ",
-    "micro_batches=": "micro-batches: ",
-    "weights=": "weights in ",
-    "fetch(experts.weights)": "streamed experts",
-    "fetch(weights)": "streamed weights",
-}
-"""What changes of a ledger are called in a view."""
 _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
@@ -313,7 +304,7 @@ class Studio:
                 change.scenario.machine.cpu != scenario.machine.cpu
             ):
                 continue  # no control gives a machine more memory than it has
-            told.append(self._fix(fixed, f"Use {_by_controls(change.text)}"))
+            told.append(self._fix(fixed, f"Use {change.words} (now {change.now})"))
         return told
 
     def _fix(self, settings: Settings, label: str) -> Plain:
@@ -419,14 +410,6 @@ class Studio:
         """Stop drawing: the cores belong to the next run."""
         self.drawing.cancel()
         self.drawing.wait(_PATIENCE)
-
-
-def _by_controls(change: str) -> str:
-    """A change of a ledger, with the names of controls in the place of code."""
-    for code, words in _CODE.items():
-        if change.startswith(code):
-            return words + change.removeprefix(code).replace("'", "")
-    return change
 
 
 def _lengths(settings: Settings) -> str:

@@ -16,6 +16,7 @@ from workbench.pipeline import (
     Fault,
     Fork,
     LayerRange,
+    Mend,
     Path,
     Pipeline,
     Stack,
@@ -27,6 +28,7 @@ from workbench.pipeline import (
     fetched,
     forked,
     joined,
+    lacking,
     merged,
     optioned,
     pipeline_of,
@@ -41,6 +43,7 @@ from workbench.pipeline import (
     with_set,
     with_stored,
 )
+from workbench.pipeline.code import TOGETHER
 from workbench.pipeline.parsing import WORDS
 from workbench.schedules.registry import every_schedule
 from workbench.stages import BUILT_IN, ExpertSet, Move, Op, Place, RowClass, Stage, Streamed, experts, kv, weights
@@ -124,11 +127,7 @@ class Wirings:
         self._mends = {}
         if faulty is not None:
             place, why = faulty
-            mends = list[Plain]()
-            for mend in why.mends:
-                number = next(self._numbers)
-                self._mends[number] = with_range(wiring, place, mend.pipeline)
-                mends.append({"id": number, "label": mend.label})
+            mends = [self._offered(wiring, place, mend) for mend in why.mends]
             path = None if why.path is None else list(why.path)
             unfinished = _is_unfinished(ranges[place].pipeline, why)
             fault = {"range": place, "path": path, "text": why.text, "mends": mends, "unfinished": unfinished}
@@ -138,14 +137,29 @@ class Wirings:
             "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
             "layers": layers,
             "fault": fault,
+            "lacks": [] if faulty is not None else self._lacks(wiring),
             "palette": [_entry(name, op, op in there) for name, op in self.palette(model).items()],
             "presets": [
                 {"name": name, "label": label, "same": known[name] == wiring}
                 for name, label in _SYSTEMS.items()
                 if name in known
             ],
+            "together": TOGETHER,
             "stale": False,
         }
+
+    def _lacks(self, wiring: Wiring) -> list[list[Plain]]:
+        """What each range of a whole wiring lacks: operations, with the edits that add them."""
+        return [
+            [{"op": op.name, **self._offered(wiring, place, mend)} for op, mend in lacking(each.pipeline)]
+            for place, each in enumerate(ranges_of(wiring))
+        ]
+
+    def _offered(self, wiring: Wiring, place: int, mend: Mend) -> Plain:
+        """An edit of a range, offered under a number that no other one has."""
+        number = next(self._numbers)
+        self._mends[number] = with_range(wiring, place, mend.pipeline)
+        return {"id": number, "label": mend.label}
 
     def palette(self, model: ModelConfig) -> dict[str, Op]:
         """Operations that can be placed: those of a layer of this model, and the user's own."""

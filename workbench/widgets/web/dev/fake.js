@@ -130,6 +130,17 @@ function fault(ranges) {
   return null;
 }
 
+const BUILT_IN = Object.keys(OPS).filter((name) => name !== "gate_norm" && name !== "shared_experts");
+
+// The operations that a range lacks; the number of a mend names range and operation.
+function lacksOf(ranges) {
+  return ranges.map((each, at) => {
+    const there = cards(each.chain).map((one) => one.name);
+    const lacks = BUILT_IN.filter((name) => !there.includes(name));
+    return lacks.map((op) => ({ op, id: 100 * (at + 1) + BUILT_IN.indexOf(op), label: `Add ${op} on the GPU` }));
+  });
+}
+
 function wiringOf(ranges, undo, redo) {
   const names = new Set(ranges.flatMap((each) => cards(each.chain).map((one) => one.name)));
   const wrong = fault(ranges);
@@ -137,6 +148,8 @@ function wiringOf(ranges, undo, redo) {
     ranges: clone(ranges), layers: 32, fault: wrong, undo, redo, stale: wrong !== null,
     palette: Object.entries(OPS).map(([name, [about]]) => ({ name, label: name, about, own: name === "gate_norm", placed: names.has(name) })),
     presets: Object.entries(PRESETS).map(([name, [label]]) => ({ name, label })),
+    lacks: wrong ? [] : lacksOf(ranges),
+    together: { attention: ["prefill_attention", "decode_attention"], moe: ["route", "experts", "combine"] },
   };
 }
 
@@ -348,7 +361,18 @@ export class FakeModel {
   }
   do_open(m) { this.ranges = [range(0, 32, PRESETS[m.name][1])]; this.draw(); }
   do_clear() { this.ranges = [range(0, 32, [])]; this.draw(); }
-  do_mend(m) { const { path, range: at } = this.state.wiring.fault; const all = this.ranges[at].chain; if (m.id) all.splice(path[0], 1); else all.splice(path[0], 0, card(["qkv", "gpu"])); this.draw(); }
+  do_mend(m) {
+    if (m.id >= 100) return this.complete(Math.floor(m.id / 100) - 1, m.id % 100);
+    const { path, range: at } = this.state.wiring.fault;
+    const all = this.ranges[at].chain;
+    if (m.id) all.splice(path[0], 1);
+    else all.splice(path[0], 0, card(["qkv", "gpu"]));
+    this.draw();
+  }
+  complete(range, op) {
+    const behind = (each) => each.kind === "card" && BUILT_IN.indexOf(each.name) > op;
+    this.edit({ range }, (chain) => chain.splice(chain.findIndex(behind), 0, card([BUILT_IN[op], "gpu"])));
+  }
   do_undo() { if (this.past.length) { this.future.push(clone(this.ranges)); this.ranges = this.past.pop(); this.draw(); } }
   do_redo() { if (this.future.length) { this.past.push(clone(this.ranges)); this.ranges = this.future.pop(); this.draw(); } }
   do_code(m) {

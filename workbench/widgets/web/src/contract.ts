@@ -69,6 +69,11 @@ export interface Mend {
   label: string;
 }
 
+// An operation that a layer has none of, and the mend that adds it.
+export interface Lack extends Mend {
+  op: string;
+}
+
 export interface Fault {
   range: number;
   path: Path | null;
@@ -94,6 +99,8 @@ export interface Wiring {
   palette: PaletteEntry[];
   presets: { name: string; label: string; same?: boolean }[]; // same: the wiring is this system's
   stale: boolean;
+  lacks: Lack[][]; // of each range of a whole wiring
+  together: Record<string, string[]>; // words of code that stand for several operations in a row
 }
 
 export interface Code {
@@ -216,6 +223,7 @@ export interface Variant {
 export interface Channel {
   label: string;
   top: number | null;
+  unit: string; // of its values, where the label has none
 }
 
 export interface Live {

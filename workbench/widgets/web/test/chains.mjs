@@ -22,7 +22,7 @@ export function range(...chain) {
 
 export function wiring(...ranges) {
   const palette = [{ name: "experts", label: "experts", about: "", own: false, placed: false }];
-  return { ranges, layers: 32, fault: null, undo: 0, redo: 0, palette, presets: [], stale: false };
+  return { ranges, layers: 32, fault: null, undo: 0, redo: 0, palette, presets: [], stale: false, lacks: [], together: {} };
 }
 
 export const offloaded = () =>

@@ -11,6 +11,7 @@ const KINDS = ["comment", "string", "keyword", "number", "operator"];
 export function Code(): ReactNode {
   const { talk } = useBench();
   const code = useTrait("code");
+  const { together } = useTrait("wiring");
   const [draft, setDraft] = useState<string | null>(null); // what was typed, until Python's text is that
   const [typing, setTyping] = useState(false);
   const unread = useRef<string | null>(null); // typed and not sent yet
@@ -73,6 +74,13 @@ export function Code(): ReactNode {
         </div>
       </div>
       <p className="wb-note">
+        {Object.entries(together)
+          .filter(([word]) => new RegExp(`\\b${word}\\b`).test(text))
+          .map(([word, ops]) => (
+            <span key={word}>
+              <code>{word}</code> is {ops.join(", ")}.{" "}
+            </span>
+          ))}
         In Python, <code>.pipeline</code>, <code>.scenario</code> and <code>.schedule</code> of this view are what stands here.
       </p>
       {code.error && (

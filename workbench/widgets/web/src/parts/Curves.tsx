@@ -15,6 +15,7 @@ const HEIGHT = 250;
 const EDGE = { right: 16, top: 12, bottom: 42 };
 const NAME = 28; // for the name of the vertical axis
 const LETTER = 6.8; // of its numbers
+const CATCH = 10; // pixels within which the pointer is at a measured point, however near others are
 
 // Throughput over one setting: the bound, what is simulated, and what was measured.
 export function Curves(): ReactNode {
@@ -60,8 +61,10 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   const unit = x.unit ?? "";
   const hover = (event: PointerEvent): void => {
     const pixel = event.clientX - place.current!.getBoundingClientRect().left;
-    const all = [...new Set(points.map((point) => point[0]))];
-    setNear(all.reduce((best, each) => (Math.abs(xs.at(each) - pixel) < Math.abs(xs.at(best) - pixel) ? each : best), all[0]!));
+    const away = (x: number): number => Math.abs(xs.at(x) - pixel);
+    const nearest = (all: [number, number][]): number => all.reduce((best, [x]) => (away(x) < away(best) ? x : best), Infinity);
+    const measured = nearest(lines.filter(({ kind }) => kind === "measured").flatMap((line) => line.points));
+    setNear(away(measured) <= CATCH ? measured : nearest(points));
   };
   const shown = near ?? at;
   return (

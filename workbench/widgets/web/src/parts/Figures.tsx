@@ -43,7 +43,9 @@ export function Figures(): ReactNode {
                 <th scope="col">
                   <abbr title="output tokens per second">tokens/s</abbr>
                 </th>
-                <th scope="col">of bound</th>
+                <th scope="col">
+                  <abbr title="share of the most that any schedule could reach with these settings">of bound</abbr>
+                </th>
                 {columns.map(([name, label, title]) => (
                   <th key={name} scope="col" className={`wb-col-${name}`}>
                     <abbr title={title}>{label}</abbr>

@@ -1,16 +1,15 @@
 import type { ReactNode } from "react";
 
-import { useHeld, useTalk } from "../hooks";
+import { useTalk } from "../hooks";
 
 // What stands between the user and an answer.
 export function Notice(): ReactNode {
   const { busy, gone } = useTalk();
-  const held = useHeld();
   const text = gone
     ? "The kernel was restarted or has ended: run the cell again. What is shown is the last state."
     : busy
       ? "The kernel is busy, with a running cell perhaps. What you changed follows as soon as it answers."
-      : held;
+      : "";
   return (
     <div role="status" aria-live="polite" className="wb-notice-place">
       {text && <p className={`wb-notice${gone ? " wb-notice-gone" : ""}`}>{text}</p>}

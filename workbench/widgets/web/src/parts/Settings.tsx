@@ -10,7 +10,7 @@ export function Settings(): ReactNode {
   const { groups } = useTrait("settings");
   const held = useHeld();
   return (
-    <Panel title="Settings" name="settings">
+    <Panel title="Settings" name="settings" beside={held && <span className="wb-sample">held until the run ends</span>}>
       {groups.map(({ title, controls }) => (
         <fieldset key={title} className="wb-group" disabled={Boolean(held)} title={held}>
           <legend>{title}</legend>

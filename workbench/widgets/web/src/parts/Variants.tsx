@@ -12,15 +12,18 @@ export function Variants(): ReactNode {
   const full = variants.length >= MOST;
   const rows = [...new Set(variants.flatMap((variant) => Object.keys(variant.rows)))];
   const pin = (
-    <button
-      type="button"
-      className="wb-button"
-      disabled={full}
-      title={full ? `${MOST} are pinned; unpin one first` : "Keep the pipeline that is shown, with its settings, to compare it"}
-      onClick={() => send({ do: "pin" })}
-    >
-      Pin this one
-    </button>
+    <div className="wb-toolbar">
+      {full && <span className="wb-sample">{MOST} are pinned: unpin one to pin another</span>}
+      <button
+        type="button"
+        className="wb-button"
+        disabled={full}
+        title="Keep the pipeline that is shown, with its settings, to compare it"
+        onClick={() => send({ do: "pin" })}
+      >
+        Pin this one
+      </button>
+    </div>
   );
   return (
     <Panel title="Compare" name="variants" beside={pin}>

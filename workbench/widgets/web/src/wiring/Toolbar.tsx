@@ -19,6 +19,7 @@ export function Toolbar({ wiring, rate, onTravel, onFit, onSave }: Props): React
     ["SVG picture", () => onSave("svg")],
     ["PNG picture", () => onSave("png")],
     ["HTML page", () => onSave("html")],
+    ["Scenario, JSON", () => onSave("json")],
   ];
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">

@@ -1,13 +1,13 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { Device, Mend, PaletteEntry, Settings } from "../contract";
-import { useBench, useOf, useTalk, useWidth } from "../hooks";
+import type { Device, Lack, Mend, PaletteEntry, Settings } from "../contract";
+import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import { mainRow } from "../parts/rows";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
-import { cardsOf, find, isPlace, keysOf, neighbour, type Place, type Slot } from "./chain";
+import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
 import { type Drop, dropAt, moved, stepped } from "./drop";
 import { Empty } from "./Empty";
 import { kept } from "./kept";
@@ -24,8 +24,10 @@ const END: Slot = { fork: null, arm: 0, before: null };
 export function Wiring(): ReactNode {
   const { model, talk, announce } = useBench();
   const { wiring, waiting } = useTalk();
+  const held = useHeld();
   const [asked, setShown] = useState(0);
   const [focused, setFocused] = useState<string | null>(null);
+  const [added, setAdded] = useState<string | null>(null); // a card that gets the focus once it is drawn
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
   const canvas = useRef<CanvasHandle>(null);
   const palette = useRef<PaletteHandle>(null);
@@ -49,6 +51,14 @@ export function Wiring(): ReactNode {
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
+  useEffect(() => {
+    if (added === null || !keys.includes(added)) return undefined;
+    const frame = requestAnimationFrame(() => {
+      canvas.current?.focus(added);
+      setAdded(null);
+    });
+    return () => cancelAnimationFrame(frame);
+  }, [added, keys]);
   useRefocus(place, canvas, active, `${keys.join()} ${here}`);
   useEffect(() => {
     if (wiring.fault && !waiting) announce(wiring.fault.text);
@@ -107,16 +117,9 @@ export function Wiring(): ReactNode {
     const inner = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
     return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
   };
-  const addMissing = (entry: PaletteEntry): void => {
-    const order = wiring.palette.filter(isBuiltIn).map(({ name }) => name);
-    const own = order.indexOf(entry.name);
-    const places = (element: Place): number[] => cardsOf([element]).map((card) => order.indexOf(plainName(card.name)));
-    const elements = range.chain.filter(isPlace);
-    const earlier = elements.findLastIndex((element) => places(element).some((place) => place >= 0 && place < own));
-    const next = elements[earlier >= 0 ? earlier + 1 : elements.findIndex((element) => places(element).some((place) => place > own))];
-    const device = next?.kind === "card" ? next.device : "gpu";
-    add(entry, device, next ? { fork: null, arm: 0, before: keysOf(range.chain).get(next) ?? null } : END);
-    requestAnimationFrame(() => canvas.current?.focus(nextKey(range.chain, entry.name)));
+  const addLacking = (lack: Lack): void => {
+    mend(lack);
+    setAdded(nextKey(range.chain, lack.op));
   };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
@@ -180,9 +183,10 @@ export function Wiring(): ReactNode {
     try {
       const [code, settings, figures] = [model.get("code"), model.get("settings"), model.get("figures")];
       await save(kind, place.current!, { wiring, code, settings, figures, kept: told });
-      announce(`The picture is saved as pipeline.${kind}${told ? "" : ", without its scenario"}.`);
+      const reader = kind === "json" ? "wb.Scenario.load" : "scenario_in of workbench.widgets";
+      announce(`Saved as pipeline.${kind}${told ? `; ${reader} reads its scenario back` : ", without its scenario"}.`);
     } catch (error) {
-      announce(`The picture cannot be saved: ${(error as Error).message}.`);
+      announce(`It cannot be saved: ${(error as Error).message}.`);
     }
   };
   const empty = keys.length === 0;
@@ -195,14 +199,14 @@ export function Wiring(): ReactNode {
   const one = wiring.ranges.length === 1;
   const aside = !fault || (!picture.callout && !empty) ? wiring.fault : null; // a fault that no card causes
   const systems = wiring.presets.filter(({ same }) => same).map(({ label }) => label);
-  const missing = empty ? [] : lacking(wiring.palette, [...inside]);
+  const lacks = empty ? [] : (wiring.lacks[shown] ?? []);
   return (
     <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <div className="wb-lead">
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
         ) : (
-          <Lead faulty={fault !== null && !empty} missing={missing} systems={waiting ? [] : systems} onAdd={addMissing} />
+          <Lead held={held} faulty={fault !== null && !empty} lacks={lacks} systems={waiting ? [] : systems} onAdd={addLacking} />
         )}
       </div>
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
@@ -260,44 +264,32 @@ export function Wiring(): ReactNode {
   );
 }
 
-// The built-in operations of which a layer has no card; shared experts follow the routed ones by themselves.
-function lacking(palette: PaletteEntry[], cards: string[]): PaletteEntry[] {
-  const has = (name: string): boolean => cards.some((card) => plainName(card) === name);
-  return palette.filter((entry) => isBuiltIn(entry) && !has(entry.name));
-}
-
-function isBuiltIn({ own, name }: PaletteEntry): boolean {
-  return !own && name !== "shared_experts";
-}
-
-function plainName(card: string): string {
-  return card.split(/[.[]/)[0]!;
-}
-
 interface LeadProps {
+  held: string | undefined;
   faulty: boolean;
-  missing: PaletteEntry[];
+  lacks: Lack[];
   systems: string[];
-  onAdd: (entry: PaletteEntry) => void;
+  onAdd: (lack: Lack) => void;
 }
 
-// What stands above the cards: what is wrong with them, what they lack, or what they are.
-function Lead({ faulty, missing, systems, onAdd }: LeadProps): ReactNode {
+// What stands above the cards: why they are held, what is wrong with them, what they lack, or what they are.
+function Lead({ held, faulty, lacks, systems, onAdd }: LeadProps): ReactNode {
+  if (held) return <p className="wb-notice">{held}</p>;
   if (faulty) return <p className="wb-lead-fault">What is red cannot stand like this. The reason, and what mends it, stand below the lanes.</p>;
-  if (missing.length === 0) {
+  if (lacks.length === 0) {
     return (
       <p>
         {systems.length > 0 && <b>The wiring of {systems.join("; ")}. </b>}
-        One card per operation of a layer: its time, and its share of its device's time. Drag cards between the lanes; transfers follow.
+        One card per stage of a layer, an operation on its device: its time, and its share of that device's time. Drag cards between the lanes; transfers follow.
       </p>
     );
   }
   return (
     <p>
-      Not in this layer: {missing.map(({ label }) => label).join(", ")}; no figure counts {missing.length > 1 ? "them" : "it"}.{" "}
-      {missing.map((entry) => (
-        <button key={entry.name} type="button" className="wb-button" onClick={() => onAdd(entry)}>
-          Add {entry.label}
+      Not in this layer: {lacks.map(({ op }) => op).join(", ")}; no figure counts {lacks.length > 1 ? "them" : "it"}.{" "}
+      {lacks.map((lack) => (
+        <button key={lack.op} type="button" className="wb-button" onClick={() => onAdd(lack)}>
+          {lack.label}
         </button>
       ))}
     </p>

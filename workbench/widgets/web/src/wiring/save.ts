@@ -20,10 +20,14 @@ const TOKENS: Record<keyof Colours, string> = {
   cpu: "--wb-cpu",
 };
 
-export type Kind = "svg" | "png" | "html";
+export type Kind = "svg" | "png" | "html" | "json";
 type Drawn = Pick<Traits, "code" | "settings" | "figures"> & { wiring: Wiring; kept: string };
 
 export async function save(kind: Kind, near: HTMLElement, drawn: Drawn): Promise<void> {
+  if (kind === "json") {
+    if (!drawn.kept) throw new Error("this pipeline makes no scenario");
+    return download(new Blob([unpacked(drawn.kept)], { type: "application/json" }), "pipeline.json");
+  }
   const told = { headline: headline(drawn), code: drawn.code.text, settings: Object.fromEntries(valuesOf(drawn.settings)) };
   const colours = coloursOf(near);
   if (kind === "svg") {
