@@ -723,7 +723,7 @@ def published_by(runs_of, settings):
 
 
 def test_a_run_that_is_stopped_early_has_not_failed(monkeypatch):
-    monkeypatch.setattr("workbench.widgets.state.runs.start", lambda *_: Stopped())
+    monkeypatch.setattr("workbench.engine.start", lambda *_: Stopped())
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
     ended = []
 

@@ -87,7 +87,7 @@ def runs(monkeypatch) -> list[StandIn]:
         started.append(StandIn(scenario, schedule))
         return started[-1]
 
-    monkeypatch.setattr(live_runs, "start", start)
+    monkeypatch.setattr("workbench.engine.start", start)
     monkeypatch.setattr(live_runs, "PERIOD", 0.01)
     return started
 
@@ -348,7 +348,7 @@ def test_a_start_that_is_refused_says_why(view, monkeypatch):
     def refuse(*_: object) -> object:
         raise EngineError("the weights are gone; bring them back.")
 
-    monkeypatch.setattr(live_runs, "start", refuse)
+    monkeypatch.setattr("workbench.engine.start", refuse)
     say(view, "start")
     until(lambda: not view.studio.runs.busy)
     assert "the weights are gone" in view.live["text"]
@@ -364,7 +364,7 @@ def test_a_stop_while_a_run_starts_stops_it(view, monkeypatch):
         made.append(StandIn(scenario, schedule))
         return made[0]
 
-    monkeypatch.setattr(live_runs, "start", slow)
+    monkeypatch.setattr("workbench.engine.start", slow)
     say(view, "start")
     assert begun.wait(SECONDS)
     say(view, "stop")
@@ -390,7 +390,7 @@ def test_figures_come_back_when_a_run_could_not_start(view, monkeypatch):
     def refuse(*_: object) -> object:
         raise EngineError("the weights are gone; bring them back.")
 
-    monkeypatch.setattr(live_runs, "start", refuse)
+    monkeypatch.setattr("workbench.engine.start", refuse)
     say(view, "start")
     until(lambda: not view.studio.runs.busy)
     drawn(view)

@@ -20,7 +20,7 @@ from workbench.widgets.stills import packed, still
 
 _WIRED = ("wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants")
 _EXPLORED = ("live", "settings", "figures", "curves", "explain", "lanes", "variants")
-FIRST = 3.0  # most seconds that a cell waits for the first figures, so that its still picture is complete
+FIRST = 0.5  # most seconds that a cell waits for the first figures; its still picture computes what is missing
 
 
 class View(Page):

@@ -12,7 +12,6 @@ from workbench.analysis.sweeps.grid import Grid, Place, make_grid
 from workbench.analysis.sweeps.reading import Base, Row, read_point
 from workbench.core.errors import ScenarioError
 from workbench.core.result import Result
-from workbench.engine import run
 from workbench.scenario import Scenario
 from workbench.scenario.fields import Field, fields_of
 from workbench.schedules import Schedule
@@ -39,6 +38,8 @@ def sweep_of(runs: Sequence[Measured]) -> Sweep:
     """
     if not runs:
         raise ScenarioError("nothing has been run here yet; press Start, or Measure below the curves.")
+    from workbench.engine import run  # it brings torch, which is here by now
+
     base = Base(runs[0].scenario, runs[0].schedule, run)
     told = [_by_name(each) for each in runs]
     over = {name: _values(told, name) for name in _varied(told)}

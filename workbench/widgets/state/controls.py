@@ -436,7 +436,9 @@ WEIGHTS_ON_GPU = Slider(
     lambda now: now.memory.weights_on_gpu,
     _set_weights_share,
 )
-KV_ON_GPU = Slider("kv_on_gpu", "Streamed KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _set_kv_share)
+KV_ON_GPU = Slider(
+    "kv_on_gpu", "Streamed KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _set_kv_share
+)
 SLIDERS = (
     LINK,
     GPU_MEMORY,

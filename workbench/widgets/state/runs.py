@@ -6,12 +6,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
-from workbench.engine import LiveRun, RunState, start
 from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
@@ -20,6 +19,9 @@ from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
 from workbench.widgets.state.settings import Settings
+
+if TYPE_CHECKING:
+    from workbench.engine import LiveRun
 
 PERIOD = 1 / 8  # seconds between two updates
 _NEAR = 16  # times more or less than the present value, within which a sweep measures
@@ -140,6 +142,8 @@ class Runs:
             self._over()
 
     def _run_all(self, planned: Sequence[Planned]) -> None:
+        from workbench.engine import start  # it brings torch, which takes longer to import than all that a view shows
+
         for number, (settings, title) in enumerate(planned):
             simulated = prediction_of(settings, self._simulated(settings))
             self._quiet()
@@ -154,7 +158,7 @@ class Runs:
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
                 self._watch(self._run, of, simulated)
-                if self._run.progress.iterations and self._run.state is not RunState.FAILED:
+                if self._run.progress.iterations and self._run.error is None:
                     self._ended(settings, self._run.wait())
             except WorkbenchError as error:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{error}"})
@@ -210,7 +214,7 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: fl
     if progress.emitted:
         so_far = "" if state.ended else " so far"
         text += f": {digits(progress.emitted / progress.seconds)} tokens/s{so_far}{simulated}"
-    if state is RunState.FAILED and run.error is not None:
+    if run.error is not None:
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
 

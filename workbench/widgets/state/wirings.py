@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -144,16 +144,18 @@ class Wirings:
                 for name, label in _SYSTEMS.items()
                 if name in known
             ],
-            "together": TOGETHER,
+            "together": {word: list(ops) for word, ops in TOGETHER.items()},
             "stale": False,
         }
 
     def _lacks(self, wiring: Wiring) -> list[list[Plain]]:
-        """What each range of a whole wiring lacks: operations, with the edits that add them."""
-        return [
-            [{"op": op.name, **self._offered(wiring, place, mend)} for op, mend in lacking(each.pipeline)]
-            for place, each in enumerate(ranges_of(wiring))
-        ]
+        """For each range of a whole wiring, the operations that it lacks, with the edits that add them."""
+        ranges = enumerate(ranges_of(wiring))
+        return [list(self._added_to(wiring, place, each.pipeline)) for place, each in ranges]
+
+    def _added_to(self, wiring: Wiring, place: int, pipeline: Pipeline) -> Iterator[Plain]:
+        for op, mend in lacking(pipeline):
+            yield {"op": op.name, **self._offered(wiring, place, mend)}
 
     def _offered(self, wiring: Wiring, place: int, mend: Mend) -> Plain:
         """An edit of a range, offered under a number that no other one has."""
