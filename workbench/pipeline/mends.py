@@ -364,12 +364,13 @@ def _absent(pipeline: Pipeline) -> list[Op]:
 
 
 def _one_more(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
-    """With an operation more, before those that stand behind it in a layer; on the device of its neighbours first."""
+    """With an operation more, before those that stand behind it in a layer; on the device of the next one first."""
     behind = set(_ORDER[_ORDER.index(op.name) + 1 :])
     places = [path[0] for path, stage in located_stages(pipeline.chain) if stage.op.plain.name in behind]
     at = min(places, default=len(pipeline.chain))
-    beside = [stage.device for path, stage in located_stages(pipeline.chain) if path[0] >= at - 1]
-    device = beside[0] if beside else Place.GPU
+    devices = [stage.device for path, stage in located_stages(pipeline.chain) if path[0] >= at]
+    devices += [stage.device for stage in reversed(list(pipeline.stages))]
+    device = next(iter(devices), Place.GPU)
     for each in (device, device.other):
         yield Mend(f"Add {op} on the {_said(each)}", added(pipeline, op, each, (at,)))
 
