@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from numba import config, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from ..machine.cpu import user_folder
@@ -112,9 +113,13 @@ class _PackageCache(FunctionCache):
         return sig, codegen.magic_tuple(), self._py_func.__qualname__, body
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load the code cached for a signature, or return None."""
+        """Load the code cached for a signature, or return None.
+
+        Numba itself would fill its registries first, which takes several times as long, and which compiling does.
+        """
         try:
-            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            rtsys.initialize(target_context)  # type: ignore[no-untyped-call]
+            found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
             if found is not None:
                 with suppress(OSError):
                     os.utime(self._cache_path)

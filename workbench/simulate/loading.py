@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 PATIENCE = 5000
-"""Iterations that a process lays out in Python, in about 1.5 s, before it loads the kernels. To load them takes 0.7 s,
-and to compile them, once for a computer, 12 s of CPU time (one core of a 2.1 GHz Xeon)."""
+"""Iterations that a process lays out in Python, in about 1.5 s, before it loads the kernels. To load them takes 0.3 s
+(Zen 2), and to compile them, once for a computer, 12 s of CPU time (one core of a 2.1 GHz Xeon)."""
 
 
 class Kernels(NamedTuple):

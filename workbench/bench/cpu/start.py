@@ -1,4 +1,4 @@
-"""Time of the attention kernels' first call: with compilation, and with loading of compiled code from the cache."""
+"""Time of the kernels' first calls: with compilation, and with loading of compiled code from the cache."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from workbench.bench import record
 _FIRST_CALLS = """
 import json, time
 import numpy as np
-from workbench.kernels import append_kv, decode_attention
+from workbench.kernels import append_kv, decode_attention, fused_moe, pack_experts
 kv, row, seconds = np.zeros((1, 8, 2, 64, 128), np.uint16), np.ones((1, 8, 128), np.float32), []
 for group in (4, 1, 8):
     begin = time.perf_counter()
     append_kv(kv, np.zeros(1, np.int64), row, row)
     decode_attention(np.ones((1, 8 * group, 128), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
     seconds.append(time.perf_counter() - begin)
+up, down, row = np.ones((2, 256, 128), np.float32), np.ones((2, 128, 128), np.float32), np.ones((1, 128), np.float32)
+for format in ("bf16", "int8", "int4"):
+    begin = time.perf_counter()
+    fused_moe(row, pack_experts(up, down, format=format), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32))
+    seconds.append(time.perf_counter() - begin)
 print(json.dumps(seconds))
 """
 
 
 def first_calls(cache: str) -> list[float]:
-    """Seconds of the first calls in a new process at D 128 in bf16: G 4 with its append, then G 1, then G 8."""
+    """Seconds of the first calls in a new process: attention at D 128 in bf16, G 4 with its append, then G 1 and G 8;
+    then experts in BF16, INT8 and INT4, packed and called.
+    """
     told = subprocess.run(
         [sys.executable, "-c", _FIRST_CALLS],
         env={**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -43,8 +50,12 @@ def say_start(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         for state in ("compiling", "from the cache"):
-            first, *more = first_calls(cache)
-            say(f"first call, {state}: {first:.2f} s; two more groups {sum(more):.2f} s")
+            seconds = first_calls(cache)
+            first, more, experts = seconds[0], sum(seconds[1:3]), sum(seconds[3:])
+            say(
+                f"first call, {state}: {first:.2f} s; two more groups {more:.2f} s; experts in 3 formats {experts:.2f} s"
+            )
             found[f"first call, {state} [s]"] = record.ratio([first])
-            found[f"two more groups, {state} [s]"] = record.ratio([sum(more)])
+            found[f"two more groups, {state} [s]"] = record.ratio([more])
+            found[f"experts in 3 formats, {state} [s]"] = record.ratio([experts])
     return found

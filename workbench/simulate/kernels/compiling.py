@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.runtime import rtsys
 
 from workbench.schedules.plan import LANES
 from workbench.serving.iterations import NEVER
@@ -50,9 +51,13 @@ class _Cache(FunctionCache):
             return False
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code kept for a signature, or None."""
+        """The code kept for a signature, or None.
+
+        Numba itself would fill its registries first, which takes several times as long, and which compiling does.
+        """
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            rtsys.initialize(target_context)  # type: ignore[no-untyped-call]
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
             return None
 
