@@ -68,6 +68,12 @@ def test_imports_keep_the_contracts():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_views_do_without_torch_until_a_run_starts():
+    run = in_root("-c", "import sys, workbench.widgets; print(*sys.modules)")
+    assert run.returncode == 0, run.stderr
+    assert {"torch", "triton"}.isdisjoint(run.stdout.split())
+
+
 @pytest.mark.alone
 def test_importing_the_workbench_is_quick_and_light():
     runs = [import_workbench() for _ in range(3)]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tests.systems import APART, PIPELINES, VSL
 from workbench.core.errors import PipelineError
-from workbench.pipeline import Fork, Pipeline, cpu, fault_of, fetch, gpu, load, offload, resolve
+from workbench.pipeline import Fork, Pipeline, cpu, fault_of, fetch, gpu, lacking, load, offload, removed, resolve
+from workbench.pipeline.elements import located_stages
 from workbench.stages import (
     BUILT_IN,
     ExpertSet,
@@ -75,6 +76,54 @@ def test_a_fault_has_its_place_and_its_first_mend(pipeline, path, first):
     assert 1 <= len(fault.mends) <= 3
     assert len({mend.pipeline for mend in fault.mends}) == len(fault.mends)
     assert fault_of(fault.mends[0].pipeline) is None
+
+
+def added_by(pipeline: Pipeline) -> dict[str, str | None]:
+    """The operations that a wiring lacks, with the labels of the edits that add them."""
+    return {op.name: mend and mend.label for op, mend in lacking(pipeline)}
+
+
+@pytest.mark.parametrize(
+    "pipeline, labels",
+    [
+        (WHOLE, {}),
+        (VSL, {}),
+        (gpu(qkv, attention, moe), {"out_proj": "Add out_proj on the GPU"}),
+        (
+            gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(moe),
+            {"out_proj": "Add out_proj on the GPU"},
+        ),
+        (cpu(qkv, attention, moe), {"out_proj": "Add out_proj on the CPU"}),
+        (gpu(qkv, decode_attention, out_proj, moe), {"prefill_attention": "Add prefill_attention on the GPU"}),
+        (
+            gpu(qkv, attention),
+            {
+                "out_proj": "Add out_proj on the GPU",
+                "route": "Add route on the GPU",
+                "experts": None,  # they need what the router writes
+                "combine": None,
+            },
+        ),
+    ],
+)
+def test_what_a_layer_lacks_is_added_on_the_device_of_the_one_that_follows(pipeline, labels):
+    assert added_by(pipeline) == labels
+
+
+@pytest.mark.parametrize("pipeline", [WHOLE, VSL, gpu(qkv, attention), gpu(qkv, attention, moe)])
+def test_an_edit_that_adds_what_a_layer_lacks_gives_no_fault(pipeline):
+    for _, mend in lacking(pipeline):
+        assert mend is None or fault_of(mend.pipeline) is None
+    assert fault_of(pipeline) is None
+
+
+def test_what_is_taken_out_of_a_layer_is_put_back_where_it_was():
+    for path, stage in located_stages(VSL.chain):
+        without = removed(VSL, path)
+        if fault_of(without) is None:
+            ((op, mend),) = lacking(without)
+            assert op == stage.op
+            assert mend.pipeline == VSL
 
 
 @given(st.permutations([qkv, *attention, out_proj, *moe]), st.lists(st.sampled_from(Place), min_size=7, max_size=7))

@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import sys
 import time
 import weakref
 from dataclasses import replace
@@ -164,6 +165,22 @@ def test_an_empty_canvas_leads_to_a_layer_by_its_mends(desk):
         desk.say("mend", id=fault["mends"][0]["id"])
     assert desk.shown["wiring"]["fault"] is None
     assert desk.drawn()["figures"]["problem"] == ""
+
+
+def test_what_each_range_lacks_is_offered_and_added(desk):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "out_proj")
+    desk.say("cut", range=0, layer=1)
+    desk.say("remove", range=1, path=place)
+    whole, lacks = desk.shown["wiring"]["lacks"]
+    assert whole == []
+    (lack,) = lacks
+    assert (lack["op"], lack["mend"]["label"]) == ("out_proj", "Add out_proj on the GPU")
+    desk.say("mend", id=lack["mend"]["id"])
+    assert desk.shown["wiring"]["lacks"] == [[], []]
+    assert desk.pipeline.ranges[0].pipeline == desk.pipeline.ranges[1].pipeline
+    desk.say("remove", range=1, path=[0])
+    assert desk.shown["wiring"]["fault"]
+    assert desk.shown["wiring"]["lacks"] == []
 
 
 def test_what_is_in_a_wrong_place_is_no_matter_of_finishing(desk):
@@ -701,7 +718,7 @@ class Stopped:
 
     state = RunState.STOPPED
     progress = Progress(iterations=0, seconds=0.0)
-    error = None
+    error = StoppedError("the reading has ended.")
 
     def stop(self):
         pass
@@ -735,12 +752,27 @@ def test_a_run_that_is_stopped_early_has_not_failed(monkeypatch):
     runs, shown = published_by(runs_of, settings)
     assert shown[1]["state"] == "loading"
     assert shown[-1]["state"] == "stopped"
+    assert "no iteration has ended" in shown[-1]["text"]
     assert not shown[-1]["stale"]
     assert ended == []
     runs.allow(settings.on(requests=5), "")
     assert shown[-1]["stale"]
     runs.allow(settings, "")
     assert not shown[-1]["stale"]
+
+
+def test_an_engine_that_cannot_be_imported_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "workbench.engine", None)
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+
+    def runs_of(show):
+        return Runs(show, lambda *_: None, lambda *_: None, lambda: None, lambda _: math.nan, lambda: None)
+
+    runs, shown = published_by(runs_of, settings)
+    assert not runs.busy
+    assert shown[-1]["state"] == "failed"
+    assert "workbench.engine" in shown[-1]["text"]
+    assert shown[-1]["can"]
 
 
 def test_a_run_that_is_stopped_while_it_waits_never_begins():

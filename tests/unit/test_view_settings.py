@@ -11,7 +11,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
-from workbench.widgets.state.controls import KV_CAPACITY, LINK, MICRO_BATCHES, SLIDERS, Controls
+from workbench.widgets.state.controls import GPU_MEMORY, KV_CAPACITY, LINK, MICRO_BATCHES, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
 from workbench.widgets.state.offered import (
     machines_offered,
@@ -21,7 +21,7 @@ from workbench.widgets.state.offered import (
     workloads_offered,
 )
 from workbench.widgets.state.predictions import Predictions
-from workbench.widgets.state.settings import Settings, kv_bytes_per_token, suitable_kv, whole_machine
+from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, suitable_kv, whole_machine
 from workbench.workload import Request, Workload
 from workbench.workload.resizing import resized, sizes, with_tokens
 
@@ -48,6 +48,15 @@ def test_settings_make_the_scenario_that_they_are_of():
         again = of(scenario).scenario()
         assert list(again.diff(scenario)) in ([], ["memory.kv_capacity"])
         assert again.kv_blocks == scenario.kv_blocks
+
+
+@pytest.mark.parametrize("share", [1.0, 0.97, 0.5])
+def test_a_limit_says_what_the_machine_has_wherever_it_stands(share):
+    settings = of(server()).on(link=share * full_link(server().machine), gpu_memory=share * server().machine.gpu.memory)
+    link, memory = LINK.plain(settings), GPU_MEMORY.plain(settings)
+    assert link["note"] == "of 50.4 GB/s that the machine has"
+    assert memory["note"] == "of 32 GB that the machine has"
+    assert link["steps"][link["at"]].endswith("GB/s")
 
 
 def test_limits_are_taken_off_and_put_on_again():

@@ -100,12 +100,19 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
     return Fault(str(refusal.error), refusal.error.path, tuple(offered.values()))
 
 
-def lacking(pipeline: Pipeline) -> tuple[tuple[Op, Mend], ...]:
+def lacking(pipeline: Pipeline) -> tuple[tuple[Op, Mend | None], ...]:
     """The built-in operations of which a wiring has none, each with the edit that adds it where it belongs.
 
-    Shared experts are not among them: they follow the routed ones by themselves.
+    None stands for the edit where it would give a fault: another operation comes first. Shared experts are not among
+    them: they follow the routed ones by themselves.
     """
-    return tuple((op, next(_one_more(pipeline, op))) for op in _absent(pipeline))
+    return tuple((op, _addition(pipeline, op)) for op in _absent(pipeline))
+
+
+def _addition(pipeline: Pipeline, op: Op) -> Mend | None:
+    """The edit that adds an operation, if it gives no fault."""
+    mend = next(_one_more(pipeline, op))
+    return mend if _refusal(mend.pipeline) is None else None
 
 
 def _ends_well(pipeline: Pipeline, known: tuple[Op, ...]) -> bool:

@@ -61,7 +61,7 @@ class Change:
     ----------
     code, words : str
         The setting with its value, as it is written, such as ``kv_capacity='61.9GB'``, and as it is said, such as
-        ``a KV capacity of 61.9GB``.
+        ``a KV capacity of 61.9GB``; more memory is no setting, and both are words.
     now : str
         The present value in words.
     factor : float

@@ -20,7 +20,7 @@ from workbench.widgets.stills import packed, still
 
 _WIRED = ("wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants")
 _EXPLORED = ("live", "settings", "figures", "curves", "explain", "lanes", "variants")
-FIRST = 0.5  # most seconds that a cell waits for the first figures; its still picture computes what is missing
+FIRST = 0.5  # most seconds that a cell waits for what is drawn; its still picture computes what it lacks
 
 
 class View(Page):

@@ -51,11 +51,9 @@ def say_start(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as cache:
         for state in ("compiling", "from the cache"):
             seconds = first_calls(cache)
-            first, more, experts = seconds[0], sum(seconds[1:3]), sum(seconds[3:])
-            say(
-                f"first call, {state}: {first:.2f} s; two more groups {more:.2f} s; experts in 3 formats {experts:.2f} s"
-            )
+            first, more, expert = seconds[0], sum(seconds[1:3]), sum(seconds[3:])
+            say(f"first call, {state}: {first:.2f} s; two more groups {more:.2f} s; experts {expert:.2f} s")
             found[f"first call, {state} [s]"] = record.ratio([first])
             found[f"two more groups, {state} [s]"] = record.ratio([more])
-            found[f"experts in 3 formats, {state} [s]"] = record.ratio([experts])
+            found[f"experts in 3 formats, {state} [s]"] = record.ratio([expert])
     return found

@@ -25,6 +25,13 @@ function highest(channel, samples, index) {
   return channel.top ?? Math.max(0, ...samples.map((sample) => sample[1][index]));
 }
 
+// The top of a scale in two digits, with the unit where the channel's label has none.
+function amount(value, unit) {
+  const short = (each) => Number(each.toPrecision(2));
+  if (unit !== "s") return short(value);
+  return value < 1 ? `${short(1000 * value)}\u202fms` : `${short(value)}\u202fs`;
+}
+
 // Sizes and styles are read here and not while drawing, which would make the browser lay out the page every time.
 function measure(part) {
   const { canvas } = part;
@@ -63,7 +70,7 @@ function draw(part, index, samples) {
   pen.globalAlpha = 1;
   if (!grows || !most) return;
   [pen.fillStyle, pen.font] = [part.ink, part.font];
-  pen.fillText(`${Number(most.toPrecision(2))}${channel.unit ? `\u202f${channel.unit}` : ""}`, 0, 9);
+  pen.fillText(amount(most, channel.unit), 0, 9);
 }
 
 export default () => {

@@ -94,17 +94,26 @@ class Slider:
         return self.write(settings, steps[number].value)
 
 
+@dataclass(frozen=True)
 class Limit(Slider):
-    """A slider over bytes, or bytes per second, of which the machine has so many."""
+    """A slider over bytes, or bytes per second, of which the machine has so many.
+
+    Attributes
+    ----------
+    per : str
+        Text behind the bytes, such as ``/s``.
+    """
+
+    per: str = ""
 
     def plain(self, settings: Settings, _: object = None) -> Plain | None:
         """See `Slider.plain`."""
         found = super().plain(settings)
-        return None if found is None else {**found, "note": f"of {found['steps'][-1]} that the machine has"}
+        return None if found is None else {**found, "note": f"of {self.steps(settings)[-1].label} that the machine has"}
 
     def told(self, settings: Settings) -> str:
         """See `Slider.told`."""
-        return format_bytes(self.read(settings))
+        return format_bytes(self.read(settings)) + self.per
 
 
 class Capacity(Slider):
@@ -396,7 +405,7 @@ def _set_capacity(settings: Settings, value: float) -> Settings:
     return settings.on(kv_tokens=value, suited=False)
 
 
-LINK = Limit("link", "Link speed", _rates, lambda now: now.link, _written("link"))
+LINK = Limit("link", "Link speed", _rates, lambda now: now.link, _written("link"), per="/s")
 GPU_MEMORY = Limit("gpu_memory", "GPU memory", _gpu_sizes, lambda now: now.gpu_memory, _written("gpu_memory"))
 REQUESTS = Slider(
     "requests",

@@ -136,6 +136,8 @@ class Runs:
     def _follow(self, planned: Callable[[], Sequence[Planned]]) -> None:
         try:
             self._run_all(planned())
+        except Exception as error:  # an exception of this thread would not be shown
+            self._last = {**IDLE, "state": "failed", "text": f"{type(error).__name__}: {error}"}
         finally:
             self._busy = False
             self._publish(self._last)
@@ -158,7 +160,7 @@ class Runs:
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
                 self._watch(self._run, of, simulated)
-                if self._run.progress.iterations and self._run.error is None:
+                if self._run.progress.iterations and not _has_failed(self._run):
                     self._ended(settings, self._run.wait())
             except WorkbenchError as error:
                 self._publish({**self._last, "state": "failed", "text": f"{of}{error}"})
@@ -204,6 +206,12 @@ def prediction_of(settings: Settings, rate: float) -> str:
     return f"; {digits(rate)} simulated for the whole run{how}"
 
 
+def _has_failed(run: LiveRun) -> bool:
+    from workbench.engine import RunState  # by now it is there
+
+    return run.state is RunState.FAILED
+
+
 def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: float) -> Plain:
     """The state of a run for the browser, which began some seconds ago."""
     state = run.state
@@ -214,7 +222,7 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: fl
     if progress.emitted:
         so_far = "" if state.ended else " so far"
         text += f": {digits(progress.emitted / progress.seconds)} tokens/s{so_far}{simulated}"
-    if run.error is not None:
+    if _has_failed(run):
         text = f"{of}{run.error}"
     return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
 

@@ -151,11 +151,11 @@ class Wirings:
     def _lacks(self, wiring: Wiring) -> list[list[Plain]]:
         """For each range of a whole wiring, the operations that it lacks, with the edits that add them."""
         ranges = enumerate(ranges_of(wiring))
-        return [list(self._added_to(wiring, place, each.pipeline)) for place, each in ranges]
+        return [list(self._lacked(wiring, place, each.pipeline)) for place, each in ranges]
 
-    def _added_to(self, wiring: Wiring, place: int, pipeline: Pipeline) -> Iterator[Plain]:
+    def _lacked(self, wiring: Wiring, place: int, pipeline: Pipeline) -> Iterator[Plain]:
         for op, mend in lacking(pipeline):
-            yield {"op": op.name, **self._offered(wiring, place, mend)}
+            yield {"op": op.name, "mend": None if mend is None else self._offered(wiring, place, mend)}
 
     def _offered(self, wiring: Wiring, place: int, mend: Mend) -> Plain:
         """An edit of a range, offered under a number that no other one has."""

@@ -137,7 +137,7 @@ function lacksOf(ranges) {
   return ranges.map((each, at) => {
     const there = cards(each.chain).map((one) => one.name);
     const lacks = BUILT_IN.filter((name) => !there.includes(name));
-    return lacks.map((op) => ({ op, id: 100 * (at + 1) + BUILT_IN.indexOf(op), label: `Add ${op} on the GPU` }));
+    return lacks.map((op) => ({ op, mend: { id: 100 * (at + 1) + BUILT_IN.indexOf(op), label: `Add ${op} on the GPU` } }));
   });
 }
 

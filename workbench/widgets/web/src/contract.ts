@@ -69,9 +69,10 @@ export interface Mend {
   label: string;
 }
 
-// An operation that a layer has none of, and the mend that adds it.
-export interface Lack extends Mend {
+// An operation that a layer has none of, and the mend that adds it; null if another one comes first.
+export interface Lack {
   op: string;
+  mend: Mend | null;
 }
 
 export interface Fault {

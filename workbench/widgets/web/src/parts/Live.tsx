@@ -6,7 +6,7 @@ import { Panel } from "./Panel";
 
 const WORDS: Record<LiveTrait["state"], string> = {
   none: "Not started",
-  loading: "Loading weights",
+  loading: "Starting",
   running: "Running",
   paused: "Paused",
   finished: "Finished",

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { Device, Lack, Mend, PaletteEntry, Settings } from "../contract";
+import type { Device, Lack, Mend, Message, PaletteEntry, Settings } from "../contract";
 import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
@@ -26,6 +26,7 @@ export function Wiring(): ReactNode {
   const { wiring, waiting } = useTalk();
   const held = useHeld();
   const [asked, setShown] = useState(0);
+  const [trouble, setTrouble] = useState(""); // why something was not saved
   const [focused, setFocused] = useState<string | null>(null);
   const [added, setAdded] = useState<string | null>(null); // a card that gets the focus once it is drawn
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
@@ -52,13 +53,17 @@ export function Wiring(): ReactNode {
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
   useEffect(() => {
-    if (added === null || !keys.includes(added)) return undefined;
+    if (added === null) return undefined;
+    if (!keys.includes(added)) {
+      if (!waiting) setAdded(null); // it was not added
+      return undefined;
+    }
     const frame = requestAnimationFrame(() => {
       canvas.current?.focus(added);
       setAdded(null);
     });
     return () => cancelAnimationFrame(frame);
-  }, [added, keys]);
+  }, [added, keys, waiting]);
   useRefocus(place, canvas, active, `${keys.join()} ${here}`);
   useEffect(() => {
     if (wiring.fault && !waiting) announce(wiring.fault.text);
@@ -117,9 +122,10 @@ export function Wiring(): ReactNode {
     const inner = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
     return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
   };
-  const addLacking = (lack: Lack): void => {
-    mend(lack);
-    setAdded(nextKey(range.chain, lack.op));
+  const addLacking = ({ op }: Lack): void => {
+    setFocused(null);
+    setAdded(nextKey(range.chain, op));
+    talk.edit((now) => mending(now.lacks[shown]?.find((each) => each.op === op)?.mend));
   };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
@@ -179,6 +185,7 @@ export function Wiring(): ReactNode {
   };
 
   const keep = async (kind: Kind): Promise<void> => {
+    setTrouble("");
     const told = await kept(model, talk);
     try {
       const [code, settings, figures] = [model.get("code"), model.get("settings"), model.get("figures")];
@@ -186,13 +193,13 @@ export function Wiring(): ReactNode {
       const reader = kind === "json" ? "wb.Scenario.load" : "scenario_in of workbench.widgets";
       announce(`Saved as pipeline.${kind}${told ? `; ${reader} reads its scenario back` : ", without its scenario"}.`);
     } catch (error) {
-      announce(`It cannot be saved: ${(error as Error).message}.`);
+      setTrouble(`It cannot be saved: ${(error as Error).message}.`);
     }
   };
   const empty = keys.length === 0;
-  const mend = ({ id }: Mend): void => {
+  const mend = ({ label }: Mend): void => {
     setFocused(null); // what is added next follows no card that was chosen before
-    talk.send({ do: "mend", id });
+    talk.edit((now) => mending(now.fault?.mends.find((each) => each.label === label)));
   };
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
@@ -209,6 +216,11 @@ export function Wiring(): ReactNode {
           <Lead held={held} faulty={fault !== null && !empty} lacks={lacks} systems={waiting ? [] : systems} onAdd={addLacking} />
         )}
       </div>
+      {trouble && (
+        <p className="wb-wrong" role="alert">
+          {trouble}
+        </p>
+      )}
       <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
       <div className="wb-wiring-place" ref={place}>
         <Canvas
@@ -264,6 +276,11 @@ export function Wiring(): ReactNode {
   );
 }
 
+// Every answer gives mends new numbers: the message names the one that is offered when it is sent.
+function mending(offered: Mend | null | undefined): Message | null {
+  return offered ? { do: "mend", id: offered.id } : null;
+}
+
 interface LeadProps {
   held: string | undefined;
   faulty: boolean;
@@ -274,7 +291,7 @@ interface LeadProps {
 
 // What stands above the cards: why they are held, what is wrong with them, what they lack, or what they are.
 function Lead({ held, faulty, lacks, systems, onAdd }: LeadProps): ReactNode {
-  if (held) return <p className="wb-notice">{held}</p>;
+  if (held) return <p className="wb-lead-held" role="status">{held}</p>;
   if (faulty) return <p className="wb-lead-fault">What is red cannot stand like this. The reason, and what mends it, stand below the lanes.</p>;
   if (lacks.length === 0) {
     return (
@@ -287,11 +304,14 @@ function Lead({ held, faulty, lacks, systems, onAdd }: LeadProps): ReactNode {
   return (
     <p>
       Not in this layer: {lacks.map(({ op }) => op).join(", ")}; no figure counts {lacks.length > 1 ? "them" : "it"}.{" "}
-      {lacks.map((lack) => (
-        <button key={lack.op} type="button" className="wb-button" onClick={() => onAdd(lack)}>
-          {lack.label}
-        </button>
-      ))}
+      {lacks.map(
+        (lack) =>
+          lack.mend && (
+            <button key={lack.op} type="button" className="wb-button" onClick={() => onAdd(lack)}>
+              {lack.mend.label}
+            </button>
+          ),
+      )}
     </p>
   );
 }

@@ -25,7 +25,7 @@ type Drawn = Pick<Traits, "code" | "settings" | "figures"> & { wiring: Wiring; k
 
 export async function save(kind: Kind, near: HTMLElement, drawn: Drawn): Promise<void> {
   if (kind === "json") {
-    if (!drawn.kept) throw new Error("this pipeline makes no scenario");
+    if (!drawn.kept) throw new Error("the settings make no scenario that a file can hold, or the kernel does not answer");
     return download(new Blob([unpacked(drawn.kept)], { type: "application/json" }), "pipeline.json");
   }
   const told = { headline: headline(drawn), code: drawn.code.text, settings: Object.fromEntries(valuesOf(drawn.settings)) };
