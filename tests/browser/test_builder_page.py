@@ -19,6 +19,7 @@ from tests.browser.lab import Session
 from tests.builders import tiny_scenario
 from tests.systems import VSL
 from workbench.core.errors import ScenarioError
+from workbench.scenario import Scenario
 from workbench.widgets import scenario_in
 from workbench.widgets.stills import packed
 
@@ -262,6 +263,18 @@ def test_a_run_is_started_paused_and_stopped(opened):
     assert [message["do"] for message in builder.sent()] == ["start", "pause", "resume", "stop"]
 
 
+def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
+    builder = opened("vslpipe")
+    start = builder.page.get_by_role("button", name="Start", exact=True)
+    before = start.bounding_box()
+    start.click()
+    builder.page.get_by_text("press Stop first").wait_for()
+    assert builder.page.get_by_text("held until the run ends").is_visible()
+    assert builder.page.get_by_role("button", name="Start again").bounding_box()["y"] == before["y"]
+    builder.page.get_by_role("button", name="Stop", exact=True).click()
+    builder.page.get_by_text("press Stop first").wait_for(state="detached")
+
+
 def test_a_busy_and_a_dead_kernel_are_told(opened):
     builder = opened("vslpipe", delay=2500)
     builder.page.locator("[data-card=qkv]").focus()
@@ -296,6 +309,18 @@ def test_the_saved_picture_carries_the_code_and_the_scenario(opened, tmp_path, k
     assert b"layer = fetch(weights) | (" in path.read_bytes()
     assert b"A40, 16 GB of it" in path.read_bytes()
     assert scenario_in(path).diff(scenario) == {}
+
+
+def test_a_scenario_is_saved_alone_or_the_reason_is_told(opened, tmp_path):
+    builder = opened("fork")
+    builder.page.get_by_role("button", name="Save").click()
+    builder.page.get_by_role("menuitem", name="Scenario, JSON").click()
+    builder.page.get_by_role("alert").get_by_text("no scenario that a file can hold").wait_for()
+    scenario = tiny_scenario(pipeline=VSL)
+    builder.page.evaluate("told => (fake.kept = told)", packed(json.dumps(scenario.to_dict())))
+    path = saved(builder, "Scenario, JSON", tmp_path)
+    assert Scenario.load(path).diff(scenario) == {}
+    assert builder.page.get_by_role("alert").count() == 0
 
 
 def test_a_picture_is_saved_without_a_scenario_that_cannot_be(opened, tmp_path):

@@ -245,6 +245,7 @@ function lanesOf() {
 }
 
 const CHANNELS = [["output tokens/s", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
+const HELD = "Settings and wiring stay as they are; press Stop first.";
 const NONE = { state: "none", can: true, why: "", text: "", share: 0, channels: CHANNELS };
 const VARIANTS = [
   { id: 0, name: "A", about: "VSLPipe, 70 GB KV", code: "", rows: { "output tokens/s": "631", TTFT: "2.1 s", TBT: "140 ms", "GPU memory": "14.9 GB", energy: "0.41 J/token" }, best: ["output tokens/s", "energy", "TTFT", "TBT"] },
@@ -400,7 +401,7 @@ export class FakeModel {
   do_start() {
     this.fire("msg:custom", { fresh: true, samples: [] });
     let step = 0;
-    this.put({ live: { ...NONE, state: "running", text: "0 of 1,024 output tokens", share: 0 } });
+    this.put({ live: { ...NONE, state: "running", held: HELD, text: "0 of 1,024 output tokens", share: 0 } });
     this.clock = setInterval(() => {
       if (this.state.live.state !== "running") return;
       step += 1;
@@ -412,5 +413,5 @@ export class FakeModel {
   }
   do_pause() { this.put({ live: { ...this.state.live, state: "paused" } }); }
   do_resume() { this.put({ live: { ...this.state.live, state: "running" } }); }
-  do_stop() { clearInterval(this.clock); this.put({ live: { ...this.state.live, state: "stopped" } }); }
+  do_stop() { clearInterval(this.clock); this.put({ live: { ...this.state.live, state: "stopped", held: "" } }); }
 }
