@@ -23,6 +23,7 @@ from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe
 from workbench.serving import Progress, fits
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
+from workbench.widgets.parts.words import digits
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import _DUE, Drawing, _Points
@@ -31,6 +32,7 @@ from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
 from workbench.widgets.state.studio import Studio, _changed
+from workbench.widgets.state.variants import Variants
 from workbench.widgets.state.wirings import _SYSTEMS, presets
 
 
@@ -308,7 +310,7 @@ def test_variants_are_compared_and_recalled(desk):
     desk.say("set", name="schedule", value="VSLPipe")
     desk.say("pin").say("pin")
     assert [each["name"] for each in desk.shown["variants"]] == ["A", "B"]
-    best = [each["name"] for each in desk.shown["variants"] if "output tokens/s" in each["best"]]
+    best = [each["name"] for each in desk.shown["variants"] if "output tokens/s, simulated" in each["best"]]
     assert len(best) == 1
     desk.say("recall", id=0)
     assert desk.studio.settings == first
@@ -334,6 +336,26 @@ def test_figures_that_read_the_same_are_equally_good(desk):
         texts = {each["rows"][row] for each in desk.shown["variants"]}
         best = sum(row in each["best"] for each in desk.shown["variants"])
         assert best == (len(texts) > 1), row
+
+
+def test_among_variants_of_several_models_none_is_the_best(desk):
+    desk.say("pin").say("set", name="model", value="mixtral-8x7b").say("pin")
+    assert len({each["rows"]["limited by"] for each in desk.shown["variants"]}) > 0
+    assert [each["best"] for each in desk.shown["variants"]] == [[], []]
+
+
+def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    tight = settings.on(gpu_memory=settings.gpu_memory / 1e6)
+    result = replace(wb.simulate(settings.scenario(), VSLPipe()), seconds=1.0)
+    variants = Variants(Predictions(), lambda: [(settings, result)])
+    variants.pin(settings, "")
+    variants.pin(tight, "")
+    run, none = (each["rows"] for each in variants.plain())
+    assert run["output tokens/s, measured"] == digits(result.generated)
+    assert "output tokens/s, measured" not in none
+    assert "output tokens/s, simulated" not in none
+    assert "too" in none["limited by"]
 
 
 def test_curves_go_over_another_setting(desk):

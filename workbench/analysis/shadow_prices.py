@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ENDS = ("embed", "head")
 _DEVICES = {"link": "a link", "GPU": "a GPU", "CPU": "a CPU with its memory"}
 _FEWER = 0.98
-"""A gain with fewer iterations than this share of those without it comes with fuller batches."""
+"""Batches differ where the iterations of one are fewer than this share of those of the other."""
 _RATES = ("bandwidth", "flops", "h2d", "d2h")
 
 
@@ -81,12 +81,19 @@ class ShadowPrices:
         words = in_words(price.result.binding)
         limits = f"{words} still limits" if price.result.binding == self.base.binding else f"then {words} limits"
         of = f", mostly with {price.heaviest}" if price.heaviest else ""
-        fewer = ""
-        simulated = price.result.source is Source.SIMULATED
-        if simulated and price.gain >= GAIN and price.result.iterations < _FEWER * self.base.iterations:
-            fewer = f"; fuller batches: {price.result.iterations:,} iterations instead of {self.base.iterations:,}"
         note = f"; {price.note}" if price.note else ""
-        return f"{limits}{of}{fewer}{note}"
+        return f"{limits}{of}{self._batches(price)}{note}"
+
+    def _batches(self, price: Price) -> str:
+        """The change of the batches that goes with a gain, or that a loss or a smaller gain comes from."""
+        if price.result.source is not Source.SIMULATED:
+            return ""
+        now, before = price.result.iterations, self.base.iterations
+        if price.gain >= GAIN and now < _FEWER * before:
+            return f"; fuller batches: {now:,} iterations instead of {before:,}"
+        if before < _FEWER * now:
+            return f"; the scheduler makes smaller batches then: {now:,} iterations instead of {before:,}"
+        return ""
 
     @property
     def title(self) -> str:

@@ -18,8 +18,8 @@ from workbench.widgets.parts.still import with_still
 from workbench.widgets.state.studio import Studio
 from workbench.widgets.stills import packed, still
 
-_WIRED = ("wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants")
-_EXPLORED = ("live", "settings", "figures", "curves", "explain", "lanes", "variants")
+_WIRED = ("wiring", "live", "code", "settings", "figures", "curves", "explain", "variants", "lanes")
+_EXPLORED = ("live", "settings", "figures", "curves", "explain", "variants", "lanes")
 FIRST = 0.5  # most seconds that a cell waits for what is drawn; its still picture computes what it lacks
 
 

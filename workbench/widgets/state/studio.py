@@ -98,7 +98,7 @@ class Studio:
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
         self.wirings = Wirings(names)
-        self.variants = Variants(self.predictions)
+        self.variants = Variants(self.predictions, lambda: self.measured)
         self.runs = Runs(
             lambda told: self._publish("live", told), sample, self._ran, self._at_rest, self._simulated, self._over
         )
@@ -404,6 +404,7 @@ class Studio:
         if not result.stopped:
             with self._lock:
                 self.measured = [*self.measured[-_RUNS + 1 :], (settings, result)]
+                self._out(variants=self.variants.plain())
         self.drawing.put(self.settings)
 
     def _at_rest(self) -> None:

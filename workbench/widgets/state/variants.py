@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from workbench.analysis.wording import listed
@@ -17,6 +18,7 @@ from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
 MOST = 4
+Measured = Sequence[tuple[Settings, Result]]
 _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -37,10 +39,18 @@ class _Figure(NamedTuple):
 
 
 class Variants:
-    """The variants that are pinned, the oldest first; a fifth one takes the place of the oldest."""
+    """The variants that are pinned, the oldest first; a fifth one takes the place of the oldest.
 
-    def __init__(self, predictions: Predictions) -> None:
+    Parameters
+    ----------
+    predictions : Predictions
+    measured : callable () -> sequence of (Settings, Result)
+        What was measured so far.
+    """
+
+    def __init__(self, predictions: Predictions, measured: Callable[[], Measured]) -> None:
         self._predictions = predictions
+        self._measured = measured
         self._pinned: list[Variant] = []
         self._next = 0
 
@@ -68,12 +78,16 @@ class Variants:
         return found
 
     def plain(self) -> list[Plain]:
-        """All variants for the browser, each with the figures in which it is the best."""
-        figures = [self._figures(each.settings) for each in self._pinned]
-        return [self._plain(each, mine, figures) for each, mine in zip(self._pinned, figures, strict=True)]
+        """All variants for the browser, each with the figures in which it is the best.
 
-    def _plain(self, each: Variant, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> Plain:
-        best = [name for name in mine if _is_best(name, mine, all_of_them)]
+        None is the best among variants of several models, whose tokens and bytes do not compare.
+        """
+        figures = [self._figures(each.settings) for each in self._pinned]
+        ranked = figures if len({each.settings.model for each in self._pinned}) == 1 else []
+        return [self._plain(each, mine, ranked) for each, mine in zip(self._pinned, figures, strict=True)]
+
+    def _plain(self, each: Variant, mine: dict[str, _Figure], ranked: list[dict[str, _Figure]]) -> Plain:
+        best = [name for name in mine if _is_best(name, mine, ranked)]
         return {
             "id": each.number,
             "name": _name(each),
@@ -94,14 +108,17 @@ class Variants:
         return [own for own, *theirs in choices if set(theirs) - {own}]
 
     def _figures(self, settings: Settings) -> dict[str, _Figure]:
-        """The figures of a simulation, and what it needs of both memories."""
+        """The figures of a simulation and of the last run, and what both memories hold."""
         result = self._predictions.simulation(settings, settings.schedule)
         ledger = self._predictions.ledger(settings)
+        runs = [run for at, run in self._measured() if at == settings]
         found = dict[str, _Figure]()
         if isinstance(result, Result):
             rate = self._predictions.of_all(result, settings)
-            found["output tokens/s"] = _Figure(digits(rate), rate, False)
-            found["limited by"] = _Figure(limited(result), math.nan)
+            found["output tokens/s, simulated"] = _Figure(digits(rate), rate, False)
+        if runs:
+            found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
+        found["limited by"] = _Figure(limited(result) if isinstance(result, Result) else result.why, math.nan)
         if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
             found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
             found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)

@@ -190,6 +190,11 @@ function Sweep(): ReactNode {
       <button type="button" className="wb-button" disabled={running || schedules.length === 0} onClick={start}>
         Measure
       </button>
+      {running && (
+        <button type="button" className="wb-button" onClick={() => talk.send({ do: "stop" })}>
+          Stop
+        </button>
+      )}
       {running && <span className="wb-note">{text}</span>}
     </fieldset>
   );

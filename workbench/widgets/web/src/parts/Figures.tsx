@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
 
-import type { FigureRow } from "../contract";
-import { useBench, useBroken, useSend, useTrait } from "../hooks";
+import type { FigureRow, Wiring } from "../contract";
+import { useBench, useBroken, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
@@ -33,7 +33,7 @@ export function Figures(): ReactNode {
     <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
       {!problem && (broken || (!pending && rows.length === 0)) && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
-      {main && <Reading row={main} sample={sample} />}
+      {main && <Reading row={main} measured={rows.find((row) => row.source === "measured" && row.name === main.name)} sample={sample} />}
       {shown.length > 0 && (
         <div className="wb-scroll" tabIndex={0} role="region" aria-label="Figures of every schedule">
           <table className="wb-table">
@@ -80,7 +80,8 @@ export function Figures(): ReactNode {
 }
 
 // The figure that this view is about, and how far it is from the most that is possible.
-function Reading({ row, sample }: { row: FigureRow; sample: string }): ReactNode {
+function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRow | undefined; sample: string }): ReactNode {
+  const without = useOf("wiring", uncounted);
   return (
     <div className="wb-reading">
       <p className="wb-reading-main">
@@ -90,26 +91,47 @@ function Reading({ row, sample }: { row: FigureRow; sample: string }): ReactNode
             {sample}
           </span>
         )}
+        {without && <span className="wb-reading-sample">{without}</span>}
       </p>
       <p className="wb-reading-of">
         {row.name}, {row.source}
         {typeof row.of_bound === "number" && `, ${percent(row.of_bound)} of the bound`}
       </p>
+      {measured && measured !== row && (
+        <p className="wb-reading-of">
+          <b>{measured.gen_tok_s}</b> measured on this computer; Why tells the difference
+        </p>
+      )}
       {row.limited && <p className="wb-reading-why">Limited by {row.limited}</p>}
     </div>
   );
 }
 
+// "without out_proj": what a layer has no card of, and no figure counts.
+function uncounted({ lacks }: Wiring): string {
+  const ops = [...new Set(lacks.flat().map(({ op }) => op))];
+  return ops.length > 0 ? `without ${ops.join(", ")}` : "";
+}
+
 function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; tone: string }): ReactNode {
+  const { talk } = useBench();
   const source = row.source === row.name ? "" : row.source;
+  const offered = !row.chosen && !row.why && row.source !== "bound";
+  const choose = (): void => talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
   const none = row.pending ? "…" : "–";
   const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
   return (
-    <tbody className={row.chosen ? "wb-chosen" : ""}>
+    <tbody className={row.chosen ? "wb-chosen" : offered ? "wb-offered" : ""} onClick={offered ? choose : undefined}>
       <tr className={row.why ? "wb-off" : ""}>
         <th scope="row">
           <span className={`wb-source wb-source-${row.source} ${tone}`} aria-hidden="true" />
-          <Name row={row} />
+          {offered ? (
+            <button type="button" className="wb-choose" title={`Choose ${row.name}`}>
+              {row.name}
+            </button>
+          ) : (
+            row.name
+          )}
         </th>
         <td className="wb-main">{row.gen_tok_s || none}</td>
         <td>{typeof row.of_bound === "number" ? <Share of={row.of_bound} /> : none}</td>
@@ -121,18 +143,6 @@ function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; 
         <td colSpan={columns.length + 3}>{[source, about].filter(Boolean).join(", ")}</td>
       </tr>
     </tbody>
-  );
-}
-
-// A schedule that can be chosen is a button.
-function Name({ row }: { row: FigureRow }): ReactNode {
-  const { talk } = useBench();
-  if (row.chosen || row.why || row.source === "bound") return row.name;
-  const choose = (): void => talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
-  return (
-    <button type="button" className="wb-choose" title={`Choose ${row.name}`} onClick={choose}>
-      {row.name}
-    </button>
   );
 }
 

@@ -65,6 +65,7 @@ export function Variants(): ReactNode {
               ))}
             </tbody>
           </table>
+          {variants.some(({ best }) => best.length > 0) && <p className="wb-note">◂ marks the best.</p>}
         </div>
       )}
     </Panel>

@@ -6,13 +6,14 @@ import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
+  held: boolean; // settings and wiring stay as they are
   rate: string; // throughput in words
   onTravel: (where: "undo" | "redo") => void;
   onFit: () => void;
   onSave: (kind: Kind) => void;
 }
 
-export function Toolbar({ wiring, rate, onTravel, onFit, onSave }: Props): ReactNode {
+export function Toolbar({ wiring, held, rate, onTravel, onFit, onSave }: Props): ReactNode {
   const send = useSend();
   const empty = wiring.ranges.every((range) => range.chain.length === 0);
   const saved: [string, () => void][] = [
@@ -24,16 +25,16 @@ export function Toolbar({ wiring, rate, onTravel, onFit, onSave }: Props): React
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
       <span className="wb-sample">{!wiring.fault && rate}</span>
-      <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
+      <button type="button" className="wb-button" disabled={held || !wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
         Undo
       </button>
-      <button type="button" className="wb-button" disabled={!wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => onTravel("redo")}>
+      <button type="button" className="wb-button" disabled={held || !wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => onTravel("redo")}>
         Redo
       </button>
-      <button type="button" className="wb-button" disabled={empty} title="Remove every card" onClick={() => send({ do: "clear" })}>
+      <button type="button" className="wb-button" disabled={held || empty} title="Remove every card" onClick={() => send({ do: "clear" })}>
         Clear
       </button>
-      <Menu label="Open" entries={wiring.presets.map(({ name, label }) => [label, () => send({ do: "open", name })])} />
+      <Menu label="Open" entries={held ? [] : wiring.presets.map(({ name, label }) => [label, () => send({ do: "open", name })])} />
       <span className="wb-toolbar-gap" />
       <button type="button" className="wb-button" title="Show the whole range" onClick={onFit}>
         Fit

@@ -26,7 +26,7 @@ export function Wiring(): ReactNode {
   const { wiring, waiting } = useTalk();
   const held = useHeld();
   const [asked, setShown] = useState(0);
-  const [trouble, setTrouble] = useState(""); // why something was not saved
+  const [saved, setSaved] = useState<Saved | null>(null);
   const [focused, setFocused] = useState<string | null>(null);
   const [added, setAdded] = useState<string | null>(null); // a card that gets the focus once it is drawn
   const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
@@ -45,10 +45,11 @@ export function Wiring(): ReactNode {
   const gpu = useCapacity(/^gpu/i);
   const cpu = useCapacity(/^host/i);
   const link = useOf("settings", linkSpeed);
-  const rate = useOf("figures", ({ rows, problem }) => {
+  const rate = useOf("figures", ({ rows, problem, sample }) => {
     const known = mainRow(rows)?.gen_tok_s;
-    return known ? `${known} output tokens/s` : problem && "no figures; Figures tells why";
+    return known ? `${known} output tokens/s${sample && " of a sample"}` : problem && "no figures; Figures tells why";
   });
+  const schedule = useOf("settings", chosenSchedule);
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
@@ -185,15 +186,14 @@ export function Wiring(): ReactNode {
   };
 
   const keep = async (kind: Kind): Promise<void> => {
-    setTrouble("");
+    setSaved(null);
     const told = await kept(model, talk);
     try {
       const [code, settings, figures] = [model.get("code"), model.get("settings"), model.get("figures")];
       await save(kind, place.current!, { wiring, code, settings, figures, kept: told });
-      const reader = kind === "json" ? "wb.Scenario.load" : "scenario_in of workbench.widgets";
-      announce(`Saved as pipeline.${kind}${told ? `; ${reader} reads its scenario back` : ", without its scenario"}.`);
+      setSaved({ name: `pipeline.${kind}`, reader: told && readerOf(kind, schedule) });
     } catch (error) {
-      setTrouble(`It cannot be saved: ${(error as Error).message}.`);
+      setSaved({ name: "", trouble: (error as Error).message });
     }
   };
   const empty = keys.length === 0;
@@ -208,7 +208,7 @@ export function Wiring(): ReactNode {
   const systems = wiring.presets.filter(({ same }) => same).map(({ label }) => label);
   const lacks = empty ? [] : (wiring.lacks[shown] ?? []);
   return (
-    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} held={Boolean(held)} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <div className="wb-lead">
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
@@ -216,58 +216,56 @@ export function Wiring(): ReactNode {
           <Lead held={held} faulty={fault !== null && !empty} lacks={lacks} systems={waiting ? [] : systems} onAdd={addLacking} />
         )}
       </div>
-      {trouble && (
-        <p className="wb-wrong" role="alert">
-          {trouble}
-        </p>
-      )}
-      <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
-      <div className="wb-wiring-place" ref={place}>
-        <Canvas
-          ref={canvas}
-          range={range}
-          picture={picture}
-          fault={fault}
-          stale={wiring.stale}
-          active={active}
-          sizes={sizes}
-          label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
-          onActive={setFocused}
-          onDrop={drop}
-          onOptions={options}
-          onJoin={join}
-          onMend={mend}
-          onKey={key}
-        />
-        {empty && (
-          <Empty presets={wiring.presets} mends={fault?.mends ?? []} onOpen={(preset) => talk.send({ do: "open", name: preset })} onMend={mend} />
-        )}
-        {open && opened?.element.kind === "card" && (
-          <Options
-            card={opened.element}
-            next={neighbour(opened, 1)}
-            at={open.at}
-            onOption={(option, value) => talk.edit(act.option(shown, open.key, option, value))}
-            onPlace={(device) => toDevice(open.key, device)}
-            onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
-            onFork={() => forkNext(open.key)}
-            onRemove={() => remove(open.key)}
-            onClose={(back) => {
-              setOpen(null);
-              if (back) canvas.current?.focus(open.key);
-            }}
+      {saved && <SavedNote saved={saved} />}
+      <div inert={Boolean(held)} className={held ? "wb-held" : ""}>
+        <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
+        <div className="wb-wiring-place" ref={place}>
+          <Canvas
+            ref={canvas}
+            range={range}
+            picture={picture}
+            fault={fault}
+            stale={wiring.stale}
+            active={active}
+            sizes={sizes}
+            label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
+            onActive={setFocused}
+            onDrop={drop}
+            onOptions={options}
+            onJoin={join}
+            onMend={mend}
+            onKey={key}
           />
-        )}
+          {empty && (
+            <Empty presets={wiring.presets} mends={fault?.mends ?? []} onOpen={(preset) => talk.send({ do: "open", name: preset })} onMend={mend} />
+          )}
+          {open && opened?.element.kind === "card" && (
+            <Options
+              card={opened.element}
+              next={neighbour(opened, 1)}
+              at={open.at}
+              onOption={(option, value) => talk.edit(act.option(shown, open.key, option, value))}
+              onPlace={(device) => toDevice(open.key, device)}
+              onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
+              onFork={() => forkNext(open.key)}
+              onRemove={() => remove(open.key)}
+              onClose={(back) => {
+                setOpen(null);
+                if (back) canvas.current?.focus(open.key);
+              }}
+            />
+          )}
+        </div>
+        {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
+        <Palette
+          ref={palette}
+          entries={wiring.palette}
+          placed={(entry) => inside.has(entry.name) || (one && entry.placed && keys.length > 0)}
+          onAdd={addAfter}
+          onDrag={dragged}
+          onLeave={() => active !== null && canvas.current?.focus(active)}
+        />
       </div>
-      {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
-      <Palette
-        ref={palette}
-        entries={wiring.palette}
-        placed={(entry) => inside.has(entry.name) || (one && entry.placed && keys.length > 0)}
-        onAdd={addAfter}
-        onDrag={dragged}
-        onLeave={() => active !== null && canvas.current?.focus(active)}
-      />
       <p className="wb-keys">
         Keys: <kbd>← →</kbd> choose a card, <kbd>↑ ↓</kbd> GPU or CPU, <kbd>Alt ← →</kbd> order, <kbd>Enter</kbd> options,{" "}
         <kbd>F</kbd> side by side, <kbd>J</kbd> in a row, <kbd>A</kbd> add, <kbd>Del</kbd> remove, <kbd>Ctrl Z</kbd> undo
@@ -279,6 +277,45 @@ export function Wiring(): ReactNode {
 // Every answer gives mends new numbers: the message names the one that is offered when it is sent.
 function mending(offered: Mend | null | undefined): Message | null {
   return offered ? { do: "mend", id: offered.id } : null;
+}
+
+// What was saved last: the file, the code that opens it again ("" if it holds no scenario), or what went wrong.
+interface Saved {
+  name: string;
+  reader?: string;
+  trouble?: string;
+}
+
+function SavedNote({ saved: { name, reader, trouble } }: { saved: Saved }): ReactNode {
+  if (trouble !== undefined) {
+    return (
+      <p className="wb-wrong" role="alert">
+        It cannot be saved: {trouble}.
+      </p>
+    );
+  }
+  return (
+    <p className="wb-note" role="status">
+      Saved as {name}
+      {reader ? (
+        <>
+          . In Python, <code>{reader}</code> opens it again.
+        </>
+      ) : (
+        ", without its scenario."
+      )}
+    </p>
+  );
+}
+
+function readerOf(kind: Kind, schedule: string): string {
+  const scenario = kind === "json" ? 'wb.Scenario.load("pipeline.json")' : `scenario_in("pipeline.${kind}")`;
+  return `Builder(${scenario}, [${schedule.includes("(") ? schedule : `${schedule}()`}])`;
+}
+
+function chosenSchedule({ groups }: Settings): string {
+  const schedule = groups.flatMap(({ controls }) => controls).find(({ name }) => name === "schedule");
+  return schedule?.kind === "choice" ? schedule.value : "";
 }
 
 interface LeadProps {
