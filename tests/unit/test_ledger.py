@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import workbench as wb
 from tests.builders import (
     KINDS,
     UNLIKE,
@@ -44,6 +45,7 @@ from workbench.stages import (
     combine,
     experts,
     head,
+    moe,
     out_proj,
     qkv,
     route,
@@ -428,6 +430,24 @@ def test_streaming_is_proposed_where_weights_do_not_fit(item):
         assert str(change) == f"fetch({item.name}) (now kept on the GPU)"
         assert all(each.pipeline.fetches == (item,) for each in ranges_of(change.scenario.pipeline))
         assert fits(change.scenario, Overlap())
+
+
+def test_streaming_tells_that_batches_shrink_with_it():
+    machine = wb.machine(gpu="rtx-5090", cpu="xeon-8380", memory="256GB")
+    large = wb.Scenario(
+        gpu(qkv, attention, out_proj, moe),
+        wb.models["mixtral-8x7b"],
+        machine,
+        wb.Memory(kv_capacity="15GB"),
+        wb.Workload.lengths(2000, 700, 128),
+        wb.ResourceAware(),
+    )
+    found = fits(large, Sequential())
+    (change,) = (each for each in found.changes if "fetch" in each.code)
+    tokens = largest_batch(large, Sequential(), price(large, Sequential()).token_budget).tokens
+    then = largest_batch(change.scenario, Sequential(), price(change.scenario, Sequential()).token_budget).tokens
+    assert then < tokens / 2
+    assert change.now == f"kept on the GPU, with up to {tokens:,} tokens per iteration; then up to {then:,}"
 
 
 def test_streaming_takes_the_place_of_what_streams_already_and_leaves_the_cpus_experts():

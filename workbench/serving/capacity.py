@@ -557,6 +557,9 @@ def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
         accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
         if _left(accounts) >= 0:
             factor = ledger.gpu.total / accounts[0].total
+            tokens, then = (largest_batch(one.scenario, schedule, one.token_budget).tokens for one in (prepared, other))
+            if then < tokens:  # a scheduler that fits its batches to the link
+                now += f", with up to {tokens:,} tokens per iteration; then up to {then:,}"
             yield Change(f"fetch({item.name})", words, now, factor, other.scenario, schedule)
             return
 
