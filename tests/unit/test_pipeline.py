@@ -135,9 +135,7 @@ def test_wiring_that_cannot_work_fails_in_the_cell_that_wires_it(wire, words):
         pytest.param(
             gpu(attention, out_proj, moe), ["reads q of prefill rows", "no earlier stage"], id="buffer never written"
         ),
-        pytest.param(
-            gpu(qkv, out_proj, moe), ["exactly one stage that keeps the KV cache", "has 0"], id="no attention"
-        ),
+        pytest.param(gpu(qkv, out_proj, moe), ["no stage", "keeps the KV cache", "place it once"], id="no attention"),
         pytest.param(WHOLE >> gpu(decode_attention), ["exactly one", "has 2"], id="attention twice"),
         pytest.param(
             fetch(kv) | cpu(qkv, attention, out_proj, moe),

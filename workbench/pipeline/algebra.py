@@ -346,11 +346,13 @@ def _start(where: frozenset[Place], writer: Stage | None) -> Walk:
 def _check_kv(pipeline: Pipeline) -> None:
     stages = located_stages(pipeline.chain)
     keepers = [(path, stage) for path, stage in stages if stage.op.keeps_kv]
-    if len(keepers) != 1:
+    if not keepers:
+        raise PipelineError("no stage of the layer keeps the KV cache: decode_attention is missing; place it once.")
+    if len(keepers) > 1:
         raise PipelineError(
             f"a layer needs exactly one stage that keeps the KV cache, this one has {len(keepers)}; "
             "place decode_attention once.",
-            keepers[1][0] if keepers else None,
+            keepers[1][0],
         )
     ((path, keeper),) = keepers
     if kv in pipeline.fetches and keeper.device is Place.CPU:

@@ -1,10 +1,10 @@
-// Quantities as people read them: three digits and a unit.
+// Quantities as people read them: three digits, or all before the point, and a unit.
 
 const NARROW = "\u202f"; // between a number and its unit
 
 function digits(value: number): string {
-  const short = Number(value.toPrecision(3));
-  return Math.abs(short) >= 1000 ? Math.round(short).toLocaleString("en-US") : String(short);
+  const whole = Math.abs(value) >= 999.5;
+  return whole ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(3)));
 }
 
 function scaled(value: number, unit: string, prefixes: string[]): string {

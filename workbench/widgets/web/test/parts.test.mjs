@@ -12,11 +12,11 @@ import { card, forked, move, offloaded, range, wiring } from "./chains.mjs";
 
 const plain = (text) => text.replaceAll("\u202f", " ");
 
-test("quantities have three digits and a unit", () => {
+test("quantities have three digits, or all before the point, and a unit", () => {
   const said = [bytes(0), bytes(999), bytes(999.7), bytes(2.8177e9), bytes(70e9), flops(11.42e12), seconds(0.0012), seconds(0), seconds(80e-6), seconds(61), percent(0.34), percent(0.004), percent(0)];
   assert.deepEqual(said.map(plain), ["0 B", "999 B", "1 kB", "2.82 GB", "70 GB", "11.4 TFLOP", "1.2 ms", "0 s", "80 µs", "61 s", "34 %", "<1 %", "0 %"]);
   assert.equal(plain(amount(70e9, "B")), "70 GB");
-  assert.equal(plain(amount(1234, "")), "1,230");
+  assert.equal(plain(amount(1234, "")), "1,234");
 });
 
 test("cards and transfers read as a sentence", () => {
