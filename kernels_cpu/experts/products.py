@@ -94,6 +94,7 @@ def _scales_address(scales: Any, expert: int, number: int) -> Any:
 def _exact(lanes: int, format: int) -> Any:
     """FP32 or BF16 words and activations in fp32; four at first, maybe more once a block is in a cache."""
     later = _SETTINGS.later_tokens[lanes]
+    more = later > 4  # known when this is compiled: else the code for four tokens would be made twice
 
     @compiled()
     def multiply_exact(
@@ -110,7 +111,7 @@ def _exact(lanes: int, format: int) -> Any:
                 to = out.ctypes.data + 4 * ROWS * b + t * out_stride
                 left = end - t
                 taken = 4
-                if later > 4 and left >= later and t > begin:
+                if more and left >= later and t > begin:
                     exact_block(lanes, format, later, 1, block, at, stride, left, steps, to, out_stride)
                     taken = later
                 elif left > 2 and t > begin:

@@ -150,8 +150,7 @@ def exact_block(
         def step(index: Any, sums: list[Any], rows: _Pass, prefetch: _Prefetch) -> list[Any]:
             place = builder.mul(index, I64(4 * stored))
             here = [e.at(address, place) for address in token]
-            several_words = _words(e, block_, index, rows, prefetch)
-            widened = [_widened(e, words, stored) for words in several_words]
+            widened = [_widened(e, words, stored) for words in _words(e, block_, index, rows, prefetch)]
             for j in range(stored):
                 for t in range(count):
                     number = e.spread_f32(here[t], 4 * j)
