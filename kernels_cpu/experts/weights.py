@@ -189,7 +189,7 @@ def check_layer(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
 
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
-    """A new array that begins on a cache line, not cleared."""
+    """A new array that begins on a cache line unless it is empty, not cleared."""
     if 0 in shape:
         return np.empty(shape, dtype)
     room = np.empty(math.prod(shape) * np.dtype(dtype).itemsize + LINE, np.uint8)

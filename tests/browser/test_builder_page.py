@@ -275,6 +275,34 @@ def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
     builder.page.get_by_text("press Stop first").wait_for(state="detached")
 
 
+def test_a_wiring_that_is_held_can_be_read_and_not_changed(opened):
+    builder = opened("ranges")
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    builder.page.get_by_text("press Stop first").wait_for()
+    before = builder.cards()
+    builder.page.get_by_role("tab").nth(1).click()
+    assert builder.page.get_by_role("tab").nth(1).get_attribute("aria-selected") == "true"
+    builder.page.get_by_role("tab").nth(0).click()
+    builder.page.locator("[data-card=qkv]").focus()
+    builder.press("ArrowDown", "Delete", "f")
+    assert builder.focused() == "qkv"
+    assert builder.cards() == before
+    for name in ("Clear", "Undo", "Split layers", "Open"):
+        assert builder.page.get_by_role("button", name=name, exact=True).is_disabled()
+    assert builder.page.get_by_role("checkbox", name="all weights").is_disabled()
+    assert [message["do"] for message in builder.sent()] == ["start"]
+
+
+def test_the_whole_row_of_a_schedule_chooses_it(opened):
+    builder = opened("vslpipe")
+    row = builder.page.locator("tbody.wb-offered")
+    assert row.count() == 1
+    row.locator("td").last.click()
+    builder.settled()
+    assert builder.sent()[-1]["name"] == "schedule"
+    assert builder.sent()[-1]["value"] == "Sequential, prefetch"
+
+
 def test_a_busy_and_a_dead_kernel_are_told(opened):
     builder = opened("vslpipe", delay=2500)
     builder.page.locator("[data-card=qkv]").focus()
@@ -320,6 +348,9 @@ def test_a_scenario_is_saved_alone_or_the_reason_is_told(opened, tmp_path):
     builder.page.evaluate("told => (fake.kept = told)", packed(json.dumps(scenario.to_dict())))
     path = saved(builder, "Scenario, JSON", tmp_path)
     assert Scenario.load(path).diff(scenario) == {}
+    note = builder.page.locator("p", has_text="Saved as pipeline.json").inner_text()
+    assert 'wb.Scenario.load("pipeline.json") reads its scenario' in note
+    assert "the schedule, vslpipe, is not in it" in note
     assert builder.page.get_by_role("alert").count() == 0
 
 
@@ -329,7 +360,7 @@ def test_a_picture_is_saved_without_a_scenario_that_cannot_be(opened, tmp_path):
     assert b"layer = fetch(weights) | (" in path.read_bytes()
     with pytest.raises(ScenarioError, match="holds no scenario"):
         scenario_in(path)
-    builder.page.get_by_text("pipeline.svg, without its scenario").wait_for(state="attached")
+    builder.page.locator("p", has_text="Saved as pipeline.svg, without its scenario.").wait_for()
 
 
 def test_an_empty_canvas_says_how_to_begin(opened):

@@ -447,7 +447,7 @@ def test_streaming_tells_that_batches_shrink_with_it():
     tokens = largest_batch(large, Sequential(), price(large, Sequential()).token_budget).tokens
     then = largest_batch(change.scenario, Sequential(), price(change.scenario, Sequential()).token_budget).tokens
     assert then < tokens / 2
-    assert change.now == f"kept on the GPU, with up to {tokens:,} tokens per iteration; then up to {then:,}"
+    assert change.now == f"kept on the GPU; batches are up to {then:,} tokens then, not {tokens:,}"
 
 
 def test_streaming_takes_the_place_of_what_streams_already_and_leaves_the_cpus_experts():

@@ -266,11 +266,11 @@ def test_it_is_text_html_a_frame_and_a_picture():
 def test_a_gain_that_comes_with_fuller_batches_says_so():
     prices = shadow_prices(tiny_scenario(pipeline=VSL, requests=60), VSLPipe(), simulate)
     assert "fuller batches" not in str(prices)
-    assert "smaller batches" not in str(prices)
+    assert "more iterations" not in str(prices)
     fewer = [replace(one, result=replace(one.result, iterations=prices.base.iterations // 2)) for one in prices.prices]
     told = replace(prices, prices=tuple(fewer))
     batches = f"fuller batches: {prices.base.iterations // 2} iterations instead of {prices.base.iterations}"
     assert str(told).count(batches) == sum(price.gain >= GAIN for price in prices.prices) > 0
     more = [replace(one, result=replace(one.result, iterations=2 * prices.base.iterations)) for one in prices.prices]
-    batches = f"smaller batches then: {2 * prices.base.iterations} iterations instead of {prices.base.iterations}"
+    batches = f"more iterations: {2 * prices.base.iterations} instead of {prices.base.iterations}"
     assert str(replace(prices, prices=tuple(more))).count(batches) == len(RESOURCES)

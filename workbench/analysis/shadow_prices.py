@@ -85,14 +85,14 @@ class ShadowPrices:
         return f"{limits}{of}{self._batches(price)}{note}"
 
     def _batches(self, price: Price) -> str:
-        """The change of the batches that goes with a gain, or that a loss or a smaller gain comes from."""
+        """The change of the number of iterations, which are fewer where batches are fuller, if it matters."""
         if price.result.source is not Source.SIMULATED:
             return ""
         now, before = price.result.iterations, self.base.iterations
         if price.gain >= GAIN and now < _FEWER * before:
             return f"; fuller batches: {now:,} iterations instead of {before:,}"
         if before < _FEWER * now:
-            return f"; the scheduler makes smaller batches then: {now:,} iterations instead of {before:,}"
+            return f"; more iterations: {now:,} instead of {before:,}"
         return ""
 
     @property

@@ -103,8 +103,8 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
 def lacking(pipeline: Pipeline) -> tuple[tuple[Op, Mend | None], ...]:
     """The built-in operations of which a wiring has none, each with the edit that adds it where it belongs.
 
-    None stands for the edit where it would give a fault: another operation comes first. Shared experts are not among
-    them: they follow the routed ones by themselves.
+    None stands for an edit that would give a fault: it needs another operation that is missing too. Shared experts
+    are not among them: they follow the routed ones by themselves.
     """
     return tuple((op, _addition(pipeline, op)) for op in _absent(pipeline))
 

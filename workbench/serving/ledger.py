@@ -63,7 +63,7 @@ class Change:
         The setting with its value, as it is written, such as ``kv_capacity='61.9GB'``, and as it is said, such as
         ``a KV capacity of 61.9GB``; more memory is no setting, and both are words.
     now : str
-        The present value in words.
+        The present value in words, and what changes besides.
     factor : float
         Factor by which the setting grows or shrinks, at least 1.
     scenario, schedule

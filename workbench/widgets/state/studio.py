@@ -404,7 +404,7 @@ class Studio:
         if not result.stopped:
             with self._lock:
                 self.measured = [*self.measured[-_RUNS + 1 :], (settings, result)]
-                self._out(variants=self.variants.plain())
+            self._publish("variants", self.variants.plain())
         self.drawing.put(self.settings)
 
     def _at_rest(self) -> None:

@@ -116,9 +116,11 @@ class Variants:
         if isinstance(result, Result):
             rate = self._predictions.of_all(result, settings)
             found["output tokens/s, simulated"] = _Figure(digits(rate), rate, False)
+            found["limited by"] = _Figure(limited(result), math.nan)
+        else:
+            found["does not run"] = _Figure(result.why.partition(". ")[0], math.nan)
         if runs:
             found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
-        found["limited by"] = _Figure(limited(result) if isinstance(result, Result) else result.why, math.nan)
         if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
             found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
             found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)

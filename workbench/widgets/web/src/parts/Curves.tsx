@@ -192,7 +192,7 @@ function Sweep(): ReactNode {
       </button>
       {running && (
         <button type="button" className="wb-button" onClick={() => talk.send({ do: "stop" })}>
-          Stop measuring
+          Stop the run
         </button>
       )}
       {running && <span className="wb-note">{text}</span>}

@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
 
 import type { FigureRow, Wiring } from "../contract";
-import { useBench, useBroken, useOf, useSend, useTrait } from "../hooks";
+import { useBench, useBroken, useHeld, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
@@ -97,9 +97,9 @@ function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRo
         {row.name}, {row.source}
         {typeof row.of_bound === "number" && `, ${percent(row.of_bound)} of the bound`}
       </p>
-      {measured && measured !== row && (
+      {measured && (
         <p className="wb-reading-of">
-          <b>{measured.gen_tok_s}</b> measured on this computer; Why tells the difference
+          <b>{measured.gen_tok_s}</b> measured on this computer{!sample && "; Why tells the difference"}
         </p>
       )}
       {row.limited && <p className="wb-reading-why">Limited by {row.limited}</p>}
@@ -116,8 +116,12 @@ function uncounted({ lacks }: Wiring): string {
 function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; tone: string }): ReactNode {
   const { talk } = useBench();
   const source = row.source === row.name ? "" : row.source;
-  const offered = !row.chosen && !row.why && row.source !== "bound";
-  const choose = (): void => talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
+  const held = useHeld();
+  const offered = !held && !row.chosen && !row.why && row.source === "simulated";
+  const choose = (): void => {
+    if (getSelection()?.isCollapsed === false) return; // text of the row was marked
+    talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
+  };
   const none = row.pending ? "…" : "–";
   const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
   return (

@@ -2,7 +2,7 @@ import { useRef, useState, type ReactNode } from "react";
 
 import type { LayerRange, Wiring } from "../contract";
 import { bytes as formatted, seconds as took } from "../format";
-import { useBench, useLeave, useSend } from "../hooks";
+import { useBench, useHeld, useLeave, useSend } from "../hooks";
 import { fetch } from "./actions";
 import { layout } from "./layout";
 
@@ -83,6 +83,7 @@ function Miniature({ range }: { range: LayerRange }): ReactNode {
 
 function Cut({ range, index, last, layers }: { range: LayerRange; index: number; last: boolean; layers: number }): ReactNode {
   const send = useSend();
+  const held = Boolean(useHeld());
   const place = useRef<HTMLDivElement>(null);
   const [open, setOpen] = useState(false);
   const [layer, setLayer] = useState(Math.floor((range.first + range.stop) / 2));
@@ -96,12 +97,12 @@ function Cut({ range, index, last, layers }: { range: LayerRange; index: number;
   return (
     <div className="wb-range-cut" ref={place}>
       {range.stop - range.first > 1 && layers > 1 && (
-        <button type="button" className="wb-button" aria-expanded={open} onClick={() => setOpen(!open)}>
+        <button type="button" className="wb-button" disabled={held} aria-expanded={open} onClick={() => setOpen(!open)}>
           Split layers
         </button>
       )}
       {!last && (
-        <button type="button" className="wb-button" title="One wiring for this range and the next: this one's" onClick={() => send({ do: "merge", range: index })}>
+        <button type="button" className="wb-button" disabled={held} title="One wiring for this range and the next: this one's" onClick={() => send({ do: "merge", range: index })}>
           Merge with next
         </button>
       )}
@@ -136,9 +137,10 @@ function Cut({ range, index, last, layers }: { range: LayerRange; index: number;
 
 function Fetches({ range, index }: { range: LayerRange; index: number }): ReactNode {
   const { talk } = useBench();
+  const held = Boolean(useHeld());
   if (range.fetches.length === 0) return null;
   return (
-    <fieldset className="wb-fetches">
+    <fieldset className="wb-fetches" disabled={held}>
       <legend>Streamed to the GPU</legend>
       {range.fetches.map(({ name, on, label, why, bytes, seconds }) => (
         <label key={name} className={why && !on ? "wb-off" : ""} title={why}>

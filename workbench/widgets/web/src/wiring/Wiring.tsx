@@ -5,6 +5,7 @@ import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
 import { mainRow } from "../parts/rows";
+import type { Change } from "../talk";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
 import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
@@ -49,7 +50,6 @@ export function Wiring(): ReactNode {
     const known = mainRow(rows)?.gen_tok_s;
     return known ? `${known} output tokens/s${sample && " of a sample"}` : problem && "no figures; Figures tells why";
   });
-  const schedule = useOf("settings", chosenSchedule);
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
@@ -65,11 +65,17 @@ export function Wiring(): ReactNode {
     });
     return () => cancelAnimationFrame(frame);
   }, [added, keys, waiting]);
+  useEffect(() => setSaved(null), [here]);
   useRefocus(place, canvas, active, `${keys.join()} ${here}`);
   useEffect(() => {
     if (wiring.fault && !waiting) announce(wiring.fault.text);
   }, [wiring.fault?.text, waiting, announce]);
 
+  const edit = (change: Change, words = ""): void => {
+    if (held) return announce(held);
+    talk.edit(change);
+    if (words) announce(words);
+  };
   const name = (key: string): string => {
     const element = find(range, key)?.element;
     return element?.kind === "card" ? element.name : "the fork";
@@ -78,19 +84,17 @@ export function Wiring(): ReactNode {
     const element = find(range, key)?.element;
     if (element?.kind !== "card") return;
     if (element.device === device) return announce(`${element.name} is on the ${deviceName(device)} already.`);
-    talk.edit(act.place(shown, key, device, slot));
-    announce(`${element.name} moved to the ${deviceName(device)}.`);
+    edit(act.place(shown, key, device, slot), `${element.name} moved to the ${deviceName(device)}.`);
   };
   const toSlot = (key: string, slot: Slot | null): void => {
     if (!slot) return announce(`${name(key)} stays where it is in the order.`);
-    talk.edit(act.shift(shown, key, slot));
-    announce(slot.before ? `${name(key)} moved before ${name(slot.before)}.` : `${name(key)} moved to the end.`);
+    edit(act.shift(shown, key, slot), slot.before ? `${name(key)} moved before ${name(slot.before)}.` : `${name(key)} moved to the end.`);
   };
   const remove = (key: string): void => {
+    if (held) return announce(held);
     const at = keys.indexOf(key);
     const next = keys[at + 1] ?? keys[at - 1] ?? null;
-    talk.edit(act.remove(shown, key));
-    announce(`${name(key)} removed.`);
+    edit(act.remove(shown, key), `${name(key)} removed.`);
     setFocused(next);
     if (next !== null) canvas.current?.focus(next);
     else palette.current?.focus();
@@ -100,17 +104,14 @@ export function Wiring(): ReactNode {
     const next = found && neighbour(found, 1);
     const partner = next && keysOf(range.chain).get(next);
     if (!partner) return announce(`Nothing follows ${name(key)} here.`);
-    talk.edit(act.fork(shown, key, partner));
-    announce(`${name(key)} and ${name(partner)} are side by side.`);
+    edit(act.fork(shown, key, partner), `${name(key)} and ${name(partner)} are side by side.`);
   };
   const join = (key: string): void => {
-    talk.edit(act.join(shown, key));
-    announce("The arms follow one another.");
+    edit(act.join(shown, key), "The arms follow one another.");
   };
   const add = (entry: PaletteEntry, device: Device, slot: Slot): void => {
-    talk.edit(act.add(shown, entry.name, device, slot));
+    edit(act.add(shown, entry.name, device, slot), `${entry.label} added on the ${deviceName(device)}.`);
     setFocused(nextKey(range.chain, entry.name));
-    announce(`${entry.label} added on the ${deviceName(device)}.`);
   };
   const addAfter = (entry: PaletteEntry): void => {
     const found = chosen === null ? null : find(range, chosen);
@@ -126,7 +127,7 @@ export function Wiring(): ReactNode {
   const addLacking = ({ op }: Lack): void => {
     setFocused(null);
     setAdded(nextKey(range.chain, op));
-    talk.edit((now) => mending(now.lacks[shown]?.find((each) => each.op === op)?.mend));
+    edit((now) => mending(now.lacks[shown]?.find((each) => each.op === op)?.mend));
   };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
@@ -153,7 +154,7 @@ export function Wiring(): ReactNode {
     talk.send({ do: where });
   };
   const back = (event: KeyboardEvent): void => {
-    if (event.target instanceof HTMLInputElement) return;
+    if (held || event.target instanceof HTMLInputElement) return;
     if (isUndo(event)) travel("undo");
     else if (isRedo(event)) travel("redo");
     else return;
@@ -191,15 +192,18 @@ export function Wiring(): ReactNode {
     try {
       const [code, settings, figures] = [model.get("code"), model.get("settings"), model.get("figures")];
       await save(kind, place.current!, { wiring, code, settings, figures, kept: told });
-      setSaved({ name: `pipeline.${kind}`, reader: told && readerOf(kind, schedule) });
+      const note = savedNote(kind, told !== "", chosenSchedule(settings));
+      setSaved({ note });
+      announce(note);
     } catch (error) {
-      setSaved({ name: "", trouble: (error as Error).message });
+      setSaved({ trouble: `It cannot be saved: ${(error as Error).message}.` });
     }
   };
   const empty = keys.length === 0;
   const mend = ({ label }: Mend): void => {
+    if (waiting) return; // the one that was pressed before
     setFocused(null); // what is added next follows no card that was chosen before
-    talk.edit((now) => mending(now.fault?.mends.find((each) => each.label === label)));
+    edit((now) => mending(now.fault?.mends.find((each) => each.label === label)));
   };
   const opened = open && find(range, open.key);
   const inside = new Set(cardsOf(range.chain).map((card) => card.name));
@@ -217,46 +221,46 @@ export function Wiring(): ReactNode {
         )}
       </div>
       {saved && <SavedNote saved={saved} />}
-      <div inert={Boolean(held)} className={held ? "wb-held" : ""}>
-        <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
-        <div className="wb-wiring-place" ref={place}>
-          <Canvas
-            ref={canvas}
-            range={range}
-            picture={picture}
-            fault={fault}
-            stale={wiring.stale}
-            active={active}
-            sizes={sizes}
-            label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
-            onActive={setFocused}
-            onDrop={drop}
-            onOptions={options}
-            onJoin={join}
-            onMend={mend}
-            onKey={key}
+      <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
+      <div className="wb-wiring-place" ref={place}>
+        <Canvas
+          ref={canvas}
+          range={range}
+          picture={picture}
+          fault={fault}
+          stale={wiring.stale}
+          active={active}
+          sizes={sizes}
+          label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
+          onActive={setFocused}
+          onDrop={drop}
+          onOptions={options}
+          onJoin={join}
+          onMend={mend}
+          onKey={key}
+        />
+        {empty && (
+          <Empty presets={wiring.presets} mends={fault?.mends ?? []} onOpen={(preset) => talk.send({ do: "open", name: preset })} onMend={mend} />
+        )}
+        {open && opened?.element.kind === "card" && (
+          <Options
+            card={opened.element}
+            next={neighbour(opened, 1)}
+            at={open.at}
+            onOption={(option, value) => edit(act.option(shown, open.key, option, value))}
+            onPlace={(device) => toDevice(open.key, device)}
+            onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
+            onFork={() => forkNext(open.key)}
+            onRemove={() => remove(open.key)}
+            onClose={(back) => {
+              setOpen(null);
+              if (back) canvas.current?.focus(open.key);
+            }}
           />
-          {empty && (
-            <Empty presets={wiring.presets} mends={fault?.mends ?? []} onOpen={(preset) => talk.send({ do: "open", name: preset })} onMend={mend} />
-          )}
-          {open && opened?.element.kind === "card" && (
-            <Options
-              card={opened.element}
-              next={neighbour(opened, 1)}
-              at={open.at}
-              onOption={(option, value) => talk.edit(act.option(shown, open.key, option, value))}
-              onPlace={(device) => toDevice(open.key, device)}
-              onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
-              onFork={() => forkNext(open.key)}
-              onRemove={() => remove(open.key)}
-              onClose={(back) => {
-                setOpen(null);
-                if (back) canvas.current?.focus(open.key);
-              }}
-            />
-          )}
-        </div>
-        {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
+        )}
+      </div>
+      {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
+      <div inert={Boolean(held)} className={held ? "wb-held" : ""}>
         <Palette
           ref={palette}
           entries={wiring.palette}
@@ -279,38 +283,25 @@ function mending(offered: Mend | null | undefined): Message | null {
   return offered ? { do: "mend", id: offered.id } : null;
 }
 
-// What was saved last: the file, the code that opens it again ("" if it holds no scenario), or what went wrong.
+// Words on what was saved last, or on why it was not.
 interface Saved {
-  name: string;
-  reader?: string;
+  note?: string;
   trouble?: string;
 }
 
-function SavedNote({ saved: { name, reader, trouble } }: { saved: Saved }): ReactNode {
-  if (trouble !== undefined) {
-    return (
-      <p className="wb-wrong" role="alert">
-        It cannot be saved: {trouble}.
-      </p>
-    );
-  }
+function SavedNote({ saved: { note, trouble } }: { saved: Saved }): ReactNode {
+  if (note !== undefined) return <p className="wb-note">{note}</p>;
   return (
-    <p className="wb-note" role="status">
-      Saved as {name}
-      {reader ? (
-        <>
-          . In Python, <code>{reader}</code> opens it again.
-        </>
-      ) : (
-        ", without its scenario."
-      )}
+    <p className="wb-wrong" role="alert">
+      {trouble}
     </p>
   );
 }
 
-function readerOf(kind: Kind, schedule: string): string {
-  const scenario = kind === "json" ? 'wb.Scenario.load("pipeline.json")' : `scenario_in("pipeline.${kind}")`;
-  return `Builder(${scenario}, [${schedule.includes("(") ? schedule : `${schedule}()`}])`;
+function savedNote(kind: Kind, held: boolean, schedule: string): string {
+  if (!held) return `Saved as pipeline.${kind}, without its scenario.`;
+  const reader = kind === "json" ? 'wb.Scenario.load("pipeline.json")' : `scenario_in("pipeline.${kind}") of workbench.widgets`;
+  return `Saved as pipeline.${kind}. In Python, ${reader} reads its scenario; the schedule, ${schedule}, is not in it.`;
 }
 
 function chosenSchedule({ groups }: Settings): string {
