@@ -146,6 +146,7 @@ def _told(settings: Settings) -> list[str]:
         settings.machine.name,
         wired,
         settings.schedule.name,
+        f"{getattr(settings.schedule, 'micro_batches', 'no')} micro-batches",
         type(settings.scheduler).__name__,
         f"{format_bytes(settings.kv_capacity)} of KV",
         f"{settings.requests:,} requests",

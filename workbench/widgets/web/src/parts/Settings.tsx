@@ -1,16 +1,20 @@
 import type { ReactNode } from "react";
 
-import type { Control } from "../contract";
-import { useBench, useHeld, useTrait } from "../hooks";
+import type { Control, Live } from "../contract";
+import { useBench, useHeld, useOf, useTrait } from "../hooks";
 import { Choice } from "./Choice";
 import { Panel } from "./Panel";
 import { SliderField } from "./SliderField";
 
+const ENDED: Live["state"][] = ["finished", "stopped", "failed"];
+
 export function Settings(): ReactNode {
   const { groups } = useTrait("settings");
   const held = useHeld();
+  const ended = useOf("live", (live: Live | undefined) => (live && ENDED.includes(live.state) && !live.stale ? "the run has ended" : ""));
+  const beside = held ? "held until the run ends" : ended;
   return (
-    <Panel title="Settings" name="settings" beside={held && <span className="wb-sample">held until the run ends</span>}>
+    <Panel title="Settings" name="settings" beside={beside && <span className="wb-sample">{beside}</span>}>
       {groups.map(({ title, controls }) => (
         <fieldset key={title} className="wb-group" disabled={Boolean(held)} title={held}>
           <legend>{title}</legend>

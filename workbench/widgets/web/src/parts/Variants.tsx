@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import { useSend, useTrait } from "../hooks";
 import { Panel } from "./Panel";
 
-const MOST = 4;
+export const MOST = 4;
 
 // Pipelines that were pinned, side by side.
 export function Variants(): ReactNode {

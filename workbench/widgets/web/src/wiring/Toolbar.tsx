@@ -1,7 +1,8 @@
 import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import type { Wiring } from "../contract";
-import { useLeave, useSend } from "../hooks";
+import { useLeave, useSend, useTrait } from "../hooks";
+import { MOST } from "../parts/Variants";
 import type { Kind } from "./save";
 
 interface Props {
@@ -15,6 +16,7 @@ interface Props {
 
 export function Toolbar({ wiring, held, rate, onTravel, onFit, onSave }: Props): ReactNode {
   const send = useSend();
+  const pinned = useTrait("variants").length;
   const empty = wiring.ranges.every((range) => range.chain.length === 0);
   const saved: [string, () => void][] = [
     ["SVG picture", () => onSave("svg")],
@@ -36,6 +38,15 @@ export function Toolbar({ wiring, held, rate, onTravel, onFit, onSave }: Props):
       </button>
       <Menu label="Open" entries={held ? [] : wiring.presets.map(({ name, label }) => [label, () => send({ do: "open", name })])} />
       <span className="wb-toolbar-gap" />
+      <button
+        type="button"
+        className="wb-button"
+        disabled={pinned >= MOST}
+        title={pinned >= MOST ? `${MOST} are pinned: unpin one below to pin another` : "Keep this pipeline with its settings, to compare it below"}
+        onClick={() => send({ do: "pin" })}
+      >
+        Pin{pinned > 0 && ` (${pinned})`}
+      </button>
       <button type="button" className="wb-button" title="Show the whole range" onClick={onFit}>
         Fit
       </button>
