@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from numba import config, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 from numba.extending import intrinsic
 
 from ..machine.cpu import user_folder
@@ -118,7 +118,7 @@ class _PackageCache(FunctionCache):
         Numba itself would fill its registries first, which takes several times as long, and which compiling does.
         """
         try:
-            rtsys.initialize(target_context)  # type: ignore[no-untyped-call]
+            rtsys.initialize(target_context)
             found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
             if found is not None:
                 with suppress(OSError):

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from workbench.schedules.plan import LANES
 from workbench.serving.iterations import NEVER
@@ -56,7 +56,7 @@ class _Cache(FunctionCache):
         Numba itself would fill its registries first, which takes several times as long, and which compiling does.
         """
         try:
-            rtsys.initialize(target_context)  # type: ignore[no-untyped-call]
+            rtsys.initialize(target_context)
             return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
             return None
