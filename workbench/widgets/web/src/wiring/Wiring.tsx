@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
 
-import type { Device, Lack, Mend, Message, PaletteEntry, Settings } from "../contract";
+import type { Device, Fault, Lack, Mend, Message, PaletteEntry, Settings } from "../contract";
 import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
@@ -27,6 +27,7 @@ export function Wiring(): ReactNode {
   const { wiring, waiting } = useTalk();
   const held = useHeld();
   const [asked, setShown] = useState(0);
+  const mended = useRef<Fault | null>(null); // the fault whose mend was pressed last
   const [saved, setSaved] = useState<Saved | null>(null);
   const [focused, setFocused] = useState<string | null>(null);
   const [added, setAdded] = useState<string | null>(null); // a card that gets the focus once it is drawn
@@ -201,7 +202,8 @@ export function Wiring(): ReactNode {
   };
   const empty = keys.length === 0;
   const mend = ({ label }: Mend): void => {
-    if (waiting) return; // the one that was pressed before
+    if (mended.current === wiring.fault) return; // pressed twice, before the answer to the first
+    mended.current = wiring.fault;
     setFocused(null); // what is added next follows no card that was chosen before
     edit((now) => mending(now.fault?.mends.find((each) => each.label === label)));
   };
