@@ -97,7 +97,7 @@ BAD = {
         "offload at place 4 of the layer moves nothing: no later cpu stage reads anything that is only on the gpu. "
         "Remove it.",
     ),
-    "half a layer": (lambda: tiny_scenario(pipeline=gpu(qkv)), PipelineError, "decode_attention is missing; place it once"),
+    "half a layer": (lambda: tiny_scenario(pipeline=gpu(qkv)), PipelineError, "decode_attention is missing"),
     "a schedule that does not fit": (
         lambda: prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), VSLPipe()),
         ScheduleError,
