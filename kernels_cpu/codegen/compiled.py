@@ -115,7 +115,7 @@ class _PackageCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code cached for a signature, or return None.
 
-        Numba itself would fill its registries first, which takes several times as long, and which compiling does.
+        Numba's own method first fills its registries, which takes several times as long and which only compiling needs.
         """
         try:
             rtsys.initialize(target_context)

@@ -328,7 +328,7 @@ def _call(
     columns = columns_of(experts, path)
     serve = server(lanes, int(experts.format), up.in_place, rounded, matrices, columns, clamped)
     owners = pairs.experts if len(biases.up) else np.empty(0, np.int64)
-    calls: list[tuple[Callable[[], object], NDArray[np.int64]]] = []  # to call the type would take 5 us
+    calls: list[tuple[Callable[[], object], NDArray[np.int64]]] = []  # calling the type takes 5 us
     begin = 0
     for part in parts:
         counter = counters(PHASES)

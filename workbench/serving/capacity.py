@@ -548,7 +548,7 @@ def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
     scenario = prepared.scenario
     schedule = prepared.lowering.schedule
     some = any(item != kv for each in scenario.stack for item in each.pipeline.fetches)
-    place = "only some are streamed" if some else "kept on the GPU"
+    now = "only some are streamed" if some else "kept on the GPU"
     for item, words in ((experts.weights, "streamed experts"), (weights, "streamed weights")):
         try:
             other = price(scenario.on(pipeline=_streaming(scenario.pipeline, item)), schedule)
@@ -557,7 +557,6 @@ def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
         accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
         if _left(accounts) >= 0:
             factor = ledger.gpu.total / accounts[0].total
-            now = place
             tokens, then = (largest_batch(one.scenario, schedule, one.token_budget).tokens for one in (prepared, other))
             if then < tokens:  # a scheduler that fits its batches to the link
                 now += f"; batches are up to {then:,} tokens then, not {tokens:,}"

@@ -51,7 +51,9 @@ def say_start(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as cache:
         for state in ("compiling", "from the cache"):
             seconds = first_calls(cache)
-            first, more, expert = seconds[0], sum(seconds[1:3]), sum(seconds[3:])
+            first = seconds[0]
+            more = sum(seconds[1:3])
+            expert = sum(seconds[3:])
             say(f"first call, {state}: {first:.2f} s; two more groups {more:.2f} s; experts {expert:.2f} s")
             found[f"first call, {state} [s]"] = record.ratio([first])
             found[f"two more groups, {state} [s]"] = record.ratio([more])

@@ -53,7 +53,7 @@ class _Cache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code kept for a signature, or None.
 
-        Numba itself would fill its registries first, which takes several times as long, and which compiling does.
+        Numba's own method first fills its registries, which takes several times as long and which only compiling needs.
         """
         try:
             rtsys.initialize(target_context)

@@ -69,7 +69,7 @@ export interface Mend {
   label: string;
 }
 
-// An operation that a layer has none of, and the mend that adds it; null if another one comes first.
+// An operation that a layer has none of, and the mend that adds it; null if it needs another one that is missing too.
 export interface Lack {
   op: string;
   mend: Mend | null;

@@ -1,7 +1,6 @@
 import { useEffect, useRef, useState, type ReactNode } from "react";
 
-import type { Wiring } from "../contract";
-import { useBench, useOf, useTrait } from "../hooks";
+import { useBench, useTrait } from "../hooks";
 import { Panel } from "./Panel";
 
 const PAUSE = 300; // ms without a key until what was typed is read
@@ -12,7 +11,7 @@ const KINDS = ["comment", "string", "keyword", "number", "operator"];
 export function Code(): ReactNode {
   const { talk } = useBench();
   const code = useTrait("code");
-  const together = JSON.parse(useOf("wiring", (wiring) => JSON.stringify(wiring.together))) as Wiring["together"];
+  const { together } = useTrait("wiring");
   const [draft, setDraft] = useState<string | null>(null); // what was typed, until Python's text is that
   const [typing, setTyping] = useState(false);
   const unread = useRef<string | null>(null); // typed and not sent yet
