@@ -4,6 +4,7 @@ import { crc32 } from "node:zlib";
 
 import { amount, bytes, flops, percent, seconds } from "../src/format.ts";
 import { scale } from "../src/parts/scale.ts";
+import { used } from "../src/parts/used.ts";
 import { unpacked } from "../src/wiring/kept.ts";
 import { picture } from "../src/wiring/picture.ts";
 import { withText } from "../src/wiring/png.ts";
@@ -80,4 +81,12 @@ test("a text goes into a PNG as a chunk with its checksum", () => {
   }
   assert.deepEqual(chunks.map((each) => each.slice(0, 4)), ["IHDR", "IDAT", "iTXt", "IEND"]);
   assert.equal(chunks[2], "iTXtDescription\0\0\0\0\0é >> cpu");
+});
+
+test("the comment behind copied code names the pipeline, holds for any name of the view, and comes once", () => {
+  const code = "few = 2\nlayer = gpu(qkv)";
+  const comment = used(code);
+  assert.equal(comment, "\n\n# Simulated; VIEW stands for your variable of this view:\n# wb.simulate(VIEW.scenario.on(pipeline=layer), VIEW.schedule)\n");
+  assert.equal(used(code + comment), "");
+  assert.equal(used("gpu(qkv)"), "");
 });

@@ -2,6 +2,7 @@ import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import { useBench, useTrait } from "../hooks";
 import { Panel } from "./Panel";
+import { used } from "./used";
 
 const PAUSE = 300; // ms without a key until what was typed is read
 const TOKENS = /(#.*)|("[^"\n]*"?|'[^'\n]*'?)|\b(from|import|as|lambda|for|in|if|else|and|or|not|def|return)\b|\b(\d[\d_.]*)\b|(>>|[|+~=])/g;
@@ -108,13 +109,6 @@ function coloured(line: string): ReactNode[] {
   }
   parts.push(line.slice(end));
   return parts;
-}
-
-// How the pipeline that some code names is simulated, as a comment behind it.
-function used(text: string): string {
-  const name = [...text.matchAll(/^(\w+) = /gm)].at(-1)?.[1];
-  if (!name || text.includes("# Simulated, ")) return "";
-  return `\n\n# Simulated, if view is this widget: wb.simulate(view.scenario.on(pipeline=${name}), view.schedule)\n`;
 }
 
 function Copy({ text }: { text: string }): ReactNode {
