@@ -30,7 +30,7 @@ from workbench.stages import (
     weights,
 )
 
-_WIDTH = 80
+_WIDTH = 60  # columns that the builder has room for beside its figures, in a view of 1,200 pixels
 _STEP = "    "
 TOGETHER = {"attention": tuple(op.name for op in attention), "moe": tuple(op.name for op in moe)}
 """Words that stand for several operations in a row."""
@@ -53,7 +53,7 @@ def code_of(pipeline: Pipeline | Stack, names: Mapping[str, Op | ExpertSet] | No
     Returns
     -------
     str
-        Lines of at most 80 columns, a single longer word apart.
+        Lines of at most 60 columns, a single longer word apart.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class _Cell:
         for subset, name in self._sets.items():
             sets += _laid_out(self._definition(subset), f"{name} = ")
         comments = [
-            f"# {name} is your Op({op.name!r}, ...): define it before this line" for op, name in self._unknown.items()
+            f"# define {name} before this: your Op({op.name!r}, ...)" for op, name in self._unknown.items()
         ]
         return "\n".join([*self._imports(), "", *comments, *sets, *lines]) + "\n"
 

@@ -160,7 +160,7 @@ const spelled = (chain) =>
   }).join(" >> ");
 
 function codeOf(ranges) {
-  const head = "import workbench as wb\nfrom workbench.pipeline import cpu, fetch, gpu, load, offload\nfrom workbench.stages import *  # every operation\n\n";
+  const head = "import workbench as wb\nfrom workbench.pipeline import (\n    cpu, fetch, gpu, load, offload,\n)\nfrom workbench.stages import *  # every operation\n\n";
   const broken = (chain) => spelled(chain).replaceAll(" >> ", "\n    >> ").replaceAll(")\n    >> gpu(", ", ").replaceAll(")\n    >> cpu(", ", ");
   if (ranges.length === 1) return `${head}layer = fetch(weights) | (\n    ${broken(ranges[0].chain)}\n)`;
   const names = ranges.map((_, index) => `part_${index}`);
