@@ -472,8 +472,10 @@ def test_rates_are_taken_over_the_last_seconds():
     output = readings[0]
     gpu = readings[[channel.label for channel in CHANNELS].index("gpu lane busy")]
     assert output.value == pytest.approx(40)
-    assert output.note == "25 overall"
+    assert output.text == "40 tok/s"
+    assert output.note == "last 3 s; whole run 25 tok/s"
     assert gpu.value == pytest.approx(0.5)
+    assert gpu.note == "last 3 s; whole run 50%"
     assert len(readings) == len(CHANNELS)
 
 
@@ -481,7 +483,9 @@ def test_a_long_iteration_leaves_the_rate_of_the_last_ones():
     monitor = Monitor(window=1.0)
     monitor.read(Progress(seconds=1.0, iterations=1, emitted=10))
     monitor.read(Progress(seconds=2.0, iterations=2, emitted=20))
-    assert monitor.read(Progress(seconds=9.0, iterations=2, emitted=20))[0].value == pytest.approx(10)
+    output = monitor.read(Progress(seconds=9.0, iterations=2, emitted=20))[0]
+    assert output.value == pytest.approx(10)
+    assert output.note == "last 1 s; whole run 10 tok/s"
 
 
 def test_of_values_that_wait_only_the_newest_is_worked_on():

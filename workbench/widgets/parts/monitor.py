@@ -13,10 +13,11 @@ from workbench.widgets.parts.words import digits
 LANES = ("gpu", "cpu", "d2h", "h2d")
 WINDOW = 3.0  # seconds of a rate: several iterations of a small model
 _SHARE = 1.0  # the top of a scale of shares
+_TOKENS = "tok/s"
 
 
 class Channel(NamedTuple):
-    """One gauge: its label, the top of its scale if that is fixed, and the unit of its values if the label has none."""
+    """One gauge: its label, the top of its scale if that is fixed, and the unit of its values if they have one."""
 
     label: str
     top: float | None = None
@@ -24,7 +25,7 @@ class Channel(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One gauge at one time: the drawn value and two texts beside it."""
+    """One gauge at one time: the drawn value, its text, and a note that says what it is of."""
 
     value: float
     text: str
@@ -32,8 +33,8 @@ class Reading(NamedTuple):
 
 
 CHANNELS = (
-    Channel("output tok/s"),
-    Channel("prompt tok/s"),
+    Channel("output tokens", unit=_TOKENS),
+    Channel("prompt tokens", unit=_TOKENS),
     Channel("time to first token", unit="s"),
     Channel("time between tokens", unit="s"),
     Channel("KV blocks in use", _SHARE),
@@ -65,12 +66,13 @@ class Monitor:
         first = self._ends[0]
         last = self._ends[-1]
         since = self._seen[0]
-        output = _rate(last.emitted - first.emitted, last.seconds - first.seconds)
-        prompt = _rate(last.prefill - first.prefill, last.seconds - first.seconds)
+        window = last.seconds - first.seconds
+        output = _rate(last.emitted - first.emitted, window)
+        prompt = _rate(last.prefill - first.prefill, window)
         used = now.used_blocks / now.blocks if now.blocks else 0.0
         return [
-            Reading(output, digits(output), f"{digits(_rate(now.emitted, last.seconds))} overall"),
-            Reading(prompt, digits(prompt), f"{digits(_rate(now.prefill, last.seconds))} overall"),
+            Reading(output, _tokens(output), _note(window, _tokens(_rate(now.emitted, last.seconds)))),
+            Reading(prompt, _tokens(prompt), _note(window, _tokens(_rate(now.prefill, last.seconds)))),
             _times(now.ttft),
             _times(now.tbt),
             Reading(used, f"{now.used_blocks}", f"of {now.blocks}"),
@@ -84,13 +86,22 @@ def _times(of: tuple[float, float]) -> Reading:
     half, most = of
     if math.isnan(half):
         return Reading(0.0, "", "")
-    return Reading(half, format_seconds(half), f"p90 {format_seconds(most)}")
+    return Reading(half, format_seconds(half), f"median; 90% within {format_seconds(most)}")
 
 
 def _lane(now: Progress, since: Progress, lane: str) -> Reading:
-    share = _rate(now.busy.get(lane, 0.0) - since.busy.get(lane, 0.0), now.seconds - since.seconds)
-    overall = _rate(now.busy.get(lane, 0.0), now.seconds)
-    return Reading(min(share, _SHARE), f"{min(share, _SHARE):.0%}", f"{overall:.0%} overall")
+    window = now.seconds - since.seconds
+    share = min(_rate(now.busy.get(lane, 0.0) - since.busy.get(lane, 0.0), window), _SHARE)
+    return Reading(share, f"{share:.0%}", _note(window, f"{_rate(now.busy.get(lane, 0.0), now.seconds):.0%}"))
+
+
+def _tokens(rate: float) -> str:
+    return f"{digits(rate)} {_TOKENS}"
+
+
+def _note(window: float, whole: str) -> str:
+    """The time that a reading is of, and the same of the whole run."""
+    return f"last {max(1, round(window))} s; whole run {whole}"
 
 
 def _rate(count: float, seconds: float) -> float:

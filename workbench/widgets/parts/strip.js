@@ -14,8 +14,8 @@ function gauge(channel, parent) {
   const box = element("div", "wb-gauge", parent);
   const head = element("div", "wb-gauge-head", box);
   element("span", "wb-gauge-label", head).textContent = channel.label;
-  const note = element("span", "wb-gauge-note", head);
   const text = element("span", "wb-gauge-value", head);
+  const note = element("div", "wb-gauge-note", box);
   const canvas = element("canvas", "wb-gauge-chart", box);
   canvas.setAttribute("role", "img");
   return { channel, box, note, text, canvas };
@@ -25,7 +25,7 @@ function highest(channel, samples, index) {
   return channel.top ?? Math.max(0, ...samples.map((sample) => sample[1][index]));
 }
 
-// The top of a scale in two digits, with the unit where the channel's label has none.
+// The top of a scale in two digits; times have their unit.
 function amount(value, unit) {
   const short = (each) => Number(each.toPrecision(2));
   if (unit !== "s") return short(value);
@@ -98,7 +98,7 @@ export default () => {
         parts.forEach((part, index) => {
           part.text.textContent = last ? last[2][index] : "–";
           part.note.textContent = last ? last[3][index] : "";
-          part.canvas.setAttribute("aria-label", `${part.channel.label} ${last ? last[2][index] : ""}`);
+          part.canvas.setAttribute("aria-label", [part.channel.label, part.text.textContent, part.note.textContent].join(" "));
           draw(part, index, samples);
         });
         el.dataset.frames = frames += 1;

@@ -66,7 +66,7 @@ def _gauges(channels: Sequence[dict[str, Any]], history: Sequence[list[Any]]) ->
     import matplotlib.pyplot as plt
 
     rows = -(-len(channels) // _COLUMNS)
-    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11, 1.5 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11, 1.65 * rows), squeeze=False, layout="constrained")
     seconds = [sample[0] for sample in history]
     _, _, texts, notes = history[-1]
     for ax in axes.flat[len(channels) :]:
@@ -76,8 +76,7 @@ def _gauges(channels: Sequence[dict[str, Any]], history: Sequence[list[Any]]) ->
         ax.fill_between(seconds, values, alpha=0.2)
         ax.plot(seconds, values, linewidth=1)
         ax.set_ylim(0, channel["top"] or 1.1 * max(values) or 1.0)
-        told = ", ".join(filter(None, (texts[number] or "–", notes[number])))
-        ax.set_title(f"{channel['label']}: {told}", loc="left", fontsize=8)
+        ax.set_title(f"{channel['label']}: {texts[number] or '–'}\n{notes[number]}", loc="left", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("seconds of the run", fontsize=8)

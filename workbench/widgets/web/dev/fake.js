@@ -244,7 +244,7 @@ function lanesOf() {
   return { tracks: [{ title: "VSLPipe, simulated, iteration 41", lanes: ["gpu", "cpu", "h2d", "d2h"], spans, idle }], labels: { A: "qkv, attention, experts", D: "decode_attention", W: "weights", o: "offload q k v", l: "load attn" }, colours: { A: "#3b82f6", D: "#059669", W: "#d97706", o: "#a855f7", l: "#a855f7" } };
 }
 
-const CHANNELS = [["output tokens/s", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
+const CHANNELS = [["output tokens", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
 const HELD = "Settings and wiring stay as they are; press Stop first.";
 const NONE = { state: "none", can: true, why: "", text: "", share: 0, channels: CHANNELS };
 const VARIANTS = [
@@ -406,7 +406,7 @@ export class FakeModel {
       if (this.state.live.state !== "running") return;
       step += 1;
       const values = CHANNELS.map((channel, index) => (channel.top ? 0.5 + 0.4 * Math.sin(step / 9 + index) : 200 + 40 * Math.sin(step / 7 + index)));
-      this.fire("msg:custom", { samples: [[step / 8, values, values.map((value, index) => (CHANNELS[index].top ? `${Math.round(100 * value)} %` : String(Math.round(value)))), values.map(() => "")]] });
+      this.fire("msg:custom", { samples: [[step / 8, values, values.map((value, index) => (CHANNELS[index].top ? `${Math.round(100 * value)} %` : `${Math.round(value)}${index ? "" : " tok/s"}`)), values.map(() => "last 3 s; whole run 203 tok/s")]] });
       const done = Math.min(1024, step * 8);
       this.put({ live: { ...this.state.live, state: done < 1024 ? "running" : "finished", text: `${done.toLocaleString("en-US")} of 1,024 output tokens in ${(step / 8).toFixed(1)} s`, share: done / 1024 } });
     }, 125);

@@ -224,7 +224,7 @@ export interface Variant {
 export interface Channel {
   label: string;
   top: number | null;
-  unit: string; // of its values, where the label has none
+  unit: string; // of its values, where they have one
 }
 
 export interface Live {
