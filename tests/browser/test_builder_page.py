@@ -473,3 +473,9 @@ def test_what_a_layer_lacks_is_added_by_a_button_before_what_follows_it(opened):
     assert names.index("out_proj") == names.index("route") - 1
     assert builder.focused() == "out_proj"
     assert lead.get_by_role("button").count() == 0
+
+
+def test_the_legend_of_lanes_says_how_names_of_tasks_are_read(opened):
+    builder = opened("vslpipe")
+    legend = builder.page.locator(".wb-gantt-legend")
+    assert "A0a is task A in layer 0, for part a of the batch" in legend.inner_text()

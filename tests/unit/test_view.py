@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import platform
+import re
 import threading
 import time
 import weakref
@@ -29,8 +30,10 @@ from workbench.simulate import Detail, simulate
 from workbench.widgets import Builder, Dashboard, Gantt, Strip, scenario_in, stills
 from workbench.widgets.builder import View
 from workbench.widgets.page import Made
+from workbench.widgets.parts.gantt import _whole
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
+from workbench.widgets.parts.words import naming
 from workbench.widgets.state import runs as live_runs
 from workbench.widgets.stills import KEY, save_still
 
@@ -220,6 +223,32 @@ def strip() -> Strip:
         progress = Progress(seconds=float(second), iterations=second, emitted=10 * second, busy={"gpu": 0.4 * second})
         made.add(progress.seconds, monitor.read(progress))
     return made
+
+
+def test_a_lane_chart_and_its_still_say_how_names_of_tasks_are_read(chart, view):
+    read = re.compile(r"(.)(\d+)([a-z]) is task \1 in layer \2, for part \3 of the batch")
+    assert read.fullmatch(chart.naming)
+    assert _whole(chart._titled).get_supxlabel() == chart.naming
+    drawn(view)
+    assert read.fullmatch(view.lanes["naming"])
+
+
+@pytest.mark.parametrize(
+    "names, told",
+    [
+        (["A1p26", "Ea", "Q12"], "A1p26 is task A in layer 1, for part p26 of the batch"),
+        (
+            ["W1.0", "A1a"],
+            "A1a is task A in layer 1, for part a of the batch; .0 behind a layer is the first page of its weights",
+        ),
+        (["A₂3p26"], "A₂3p26 is task A₂ in layer 3, for part p26 of the batch"),
+        (["W7"], "W7 is task W in layer 7"),
+        (["my own", "A"], ""),
+        ([], ""),
+    ],
+)
+def test_names_of_tasks_are_read_by_an_example(names, told):
+    assert naming(names) == told
 
 
 @pytest.mark.parametrize("widget", ["view", "chart", "strip"])

@@ -72,6 +72,7 @@ class Chart {
       element("i", "", item).style.background = this.colour(code);
       item.append(`${code}  ${labels[code] ?? ""}`);
     }
+    element("span", "wb-gantt-naming", this.legend).textContent = this.model.get("naming");
   }
 
   colour(code) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import traitlets
 from workbench.core.timeline import Timeline
 from workbench.plots import plot_timeline, task_colour
 from workbench.widgets.parts.still import png_of, with_still
+from workbench.widgets.parts.words import naming
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +30,7 @@ class Gantt(anywidget.AnyWidget):
     _css = Path(__file__).with_name("gantt.css")
     colours = traitlets.Dict().tag(sync=True)
     labels = traitlets.Dict().tag(sync=True)
+    naming = traitlets.Unicode().tag(sync=True)
     tracks: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
     _titled: Sequence[tuple[str, Timeline]] = ()
@@ -39,6 +41,7 @@ class Gantt(anywidget.AnyWidget):
         with self.hold_sync():
             self.labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
             self.colours = {code: task_colour(code) for code in self.labels}
+            self.naming = naming(names_in(timeline for _, timeline in titled))
             self.tracks = [track(title, timeline) for title, timeline in titled]
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -56,7 +59,13 @@ def _whole(titled: Sequence[tuple[str, Timeline]]) -> Figure:
     longest = max(timeline.seconds for _, timeline in titled)
     for ax, (title, timeline) in zip(axes.flat, titled, strict=True):
         plot_timeline(timeline, ax, title=title, seconds=longest)
+    figure.supxlabel(naming(names_in(timeline for _, timeline in titled)), fontsize=8)
     return figure
+
+
+def names_in(timelines: Iterable[Timeline]) -> list[str]:
+    """The names of all tasks."""
+    return [span.name for timeline in timelines for span in timeline]
 
 
 def track(title: str, timeline: Timeline) -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from workbench.core.display import escaped
 from workbench.core.errors import WorkbenchError
 
 _RED = "color: var(--jp-error-color1, #b00020)"
+_TASK = re.compile(r"(.[₀-₉]*)(\d+)([a-z]|p\d+)?")
 
 
 def alert(error: BaseException | str) -> str:
@@ -17,3 +21,18 @@ def alert(error: BaseException | str) -> str:
 def digits(value: float) -> str:
     """Format a number with three digits, or all before the point: ``0.123``, ``45.6``, ``1,234``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def naming(names: Collection[str]) -> str:
+    """How names of tasks are read: ``Q12a is task Q in layer 12, for part a of the batch``.
+
+    The longest name is the example. Empty for names that are not a schedule's.
+    """
+    longest = max((name for name in names if "." not in name), key=len, default="")
+    found = _TASK.fullmatch(longest)
+    if found is None:
+        return ""
+    code, layer, part = found.groups()
+    of_batch = f", for part {part} of the batch" if part else ""
+    pages = "; .0 behind a layer is the first page of its weights" if any("." in name for name in names) else ""
+    return f"{longest} is task {code} in layer {layer}{of_batch}{pages}"

@@ -44,7 +44,7 @@ EMPTY: Plain = {
         "prices_of": "",
         "pending": True,
     },
-    "lanes": {"tracks": [], "labels": {}, "colours": {}},
+    "lanes": {"tracks": [], "labels": {}, "colours": {}, "naming": ""},
     "curves": {
         "x": {"label": "", "unit": "", "log": True},
         "y": {"label": "output tokens/s"},

@@ -14,8 +14,8 @@ from workbench.core.timeline import Timeline
 from workbench.core.units import format_bytes, format_seconds
 from workbench.plots import task_colour
 from workbench.serving.ledger import Account, Ledger
-from workbench.widgets.parts.gantt import track
-from workbench.widgets.parts.words import digits
+from workbench.widgets.parts.gantt import names_in, track
+from workbench.widgets.parts.words import digits, naming
 from workbench.widgets.state.predictions import Refused
 
 Plain = dict[str, Any]
@@ -108,4 +108,9 @@ def tracks(titled: Sequence[tuple[str, Timeline]]) -> Plain:
             found[code][label] = None  # the same code may stand for other operations in another pipeline
     labels = {code: " / ".join(names) for code, names in found.items()}
     colours = {code: task_colour(code) for code in labels}
-    return {"tracks": [track(title, timeline) for title, timeline in titled], "labels": labels, "colours": colours}
+    return {
+        "tracks": [track(title, timeline) for title, timeline in titled],
+        "labels": labels,
+        "colours": colours,
+        "naming": naming(names_in(timeline for _, timeline in titled)),
+    }

@@ -238,10 +238,10 @@ function lanesOf() {
   const idle = [];
   for (let layer = 0; layer < 8; layer += 1) {
     const at = layer * 0.18;
-    spans.push([2, at, at + 0.172, `W ${layer}`, 41], [0, at + 0.02, at + 0.12, `A ${layer}`, 41], [1, at + 0.03, at + 0.075, `D ${layer}`, 41], [3, at + 0.022, at + 0.03, `o ${layer}`, 41], [2, at + 0.172, at + 0.176, `l ${layer}`, 41]);
-    idle.push([0, at + 0.12, at + 0.2, "h2d W"], [1, at + 0.075, at + 0.21, `gpu A ${layer}`]);
+    spans.push([2, at, at + 0.172, `W${layer}`, 41], [0, at + 0.02, at + 0.12, `A${layer}a`, 41], [1, at + 0.03, at + 0.075, `D${layer}a`, 41], [3, at + 0.022, at + 0.03, `o${layer}a`, 41], [2, at + 0.172, at + 0.176, `l${layer}a`, 41]);
+    idle.push([0, at + 0.12, at + 0.2, `h2d W${layer + 1}`], [1, at + 0.075, at + 0.21, `gpu A${layer}a`]);
   }
-  return { tracks: [{ title: "VSLPipe, simulated, iteration 41", lanes: ["gpu", "cpu", "h2d", "d2h"], spans, idle }], labels: { A: "qkv, attention, experts", D: "decode_attention", W: "weights", o: "offload q k v", l: "load attn" }, colours: { A: "#3b82f6", D: "#059669", W: "#d97706", o: "#a855f7", l: "#a855f7" } };
+  return { tracks: [{ title: "VSLPipe, simulated, iteration 41", lanes: ["gpu", "cpu", "h2d", "d2h"], spans, idle }], labels: { A: "qkv, attention, experts", D: "decode_attention", W: "weights", o: "offload q k v", l: "load attn" }, colours: { A: "#3b82f6", D: "#059669", W: "#d97706", o: "#a855f7", l: "#a855f7" }, naming: "A0a is task A in layer 0, for part a of the batch" };
 }
 
 const CHANNELS = [["output tokens", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
@@ -272,7 +272,7 @@ export class FakeModel {
     this.ranges = (SCENES[scene] ?? SCENES.vslpipe)();
     const parts = ["wiring", "live", "code", "settings", "figures", "curves", "explain", "lanes", "variants"];
     this.state = { parts, settings: clone(SETTINGS), figures: clone(FIGURES), curves: clone(CURVES), lanes: lanesOf(), variants: clone(VARIANTS), live: clone(NONE), answered: 0 };
-    if (scene === "empty") Object.assign(this.state, { figures: { ...clone(FIGURES), rows: [], explain: [], prices: [], ledger: [] }, variants: [], lanes: { tracks: [], labels: {}, colours: {} }, curves: { ...clone(CURVES), lines: [], at: null } });
+    if (scene === "empty") Object.assign(this.state, { figures: { ...clone(FIGURES), rows: [], explain: [], prices: [], ledger: [] }, variants: [], lanes: { tracks: [], labels: {}, colours: {}, naming: "" }, curves: { ...clone(CURVES), lines: [], at: null } });
     if (scene === "over") this.state.figures.problem = "The KV cache of 70 GB and the weights need 281 GB of CPU memory; the machine has 265 GB.";
     if (scene === "over") Object.assign(this.state.figures, { mends: [{ id: 0, label: "Use 54 GB of KV cache" }] });
     if (scene === "over") Object.assign(this.state.figures.ledger[1], { over: true, left: "16 GB too much", parts: [{ name: "weights", size: "187 GB", share: 0.7 }, { name: "KV cache", size: "94 GB", share: 0.36 }] });

@@ -210,6 +210,7 @@ export interface Lanes {
   tracks: unknown[];
   labels: Record<string, string>;
   colours: Record<string, string>;
+  naming: string; // how names of tasks are read
 }
 
 export interface Variant {
