@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -436,6 +437,7 @@ def test_readers_of_screens_find_nothing_amiss(opened, theme, scene):
         builder.page.keyboard.press("Enter")
         builder.page.locator(".wb-pop").wait_for()
     if scene == "fork":
+        builder.page.evaluate("fake.put({live: {...fake.state.live, stale: true}})")
         builder.page.get_by_role("combobox", name="Schedule", exact=True).click()
     builder.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; 0")
     found = builder.page.evaluate("axe.run(document.getElementById('here')).then(said => said.violations)")
@@ -479,3 +481,23 @@ def test_the_legend_of_lanes_says_how_names_of_tasks_are_read(opened):
     builder = opened("vslpipe")
     legend = builder.page.locator(".wb-gantt-legend")
     assert "A0a is task A in layer 0, for part a of the batch" in legend.inner_text()
+
+
+def test_gauges_of_an_older_run_are_titled_so_and_the_page_does_not_move(opened):
+    builder = opened("vslpipe")
+    title = builder.page.locator(".wb-live-title")
+
+    def below() -> float:
+        builder.settled()
+        return builder.page.locator(".wb-code").bounding_box()["y"]
+
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    title.filter(has_text="This run").wait_for()
+    before = below()
+    builder.page.get_by_role("button", name="Stop", exact=True).click()
+    title.filter(has_text=re.compile(r"^Last run, ended at \d\d:\d\d$")).wait_for()
+    assert below() == before
+    builder.page.get_by_label("KV capacity").first.focus()
+    builder.press("ArrowLeft")
+    title.filter(has_text=re.compile(r", at other settings$")).wait_for()
+    assert below() == before

@@ -361,6 +361,25 @@ def test_a_stopped_run_is_no_figure(view, runs):
     assert not measured(view)
 
 
+def test_a_run_that_ended_tells_when_and_its_gauges_go_once_another_begins(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].serve(2, 20)
+    until(lambda: view.live["state"] == "running")
+    assert view.live["ended"] is None
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    assert abs(view.live["ended"] - time.time()) < SECONDS
+    assert view.studio.runs._samples
+    sent = []
+    view.send = lambda message, **_: sent.append((message, view.live["state"]))
+    say(view, "start")
+    assert sent[0] == ({"samples": [], "fresh": True}, "finished")
+    assert view.live["ended"] is None
+    until(lambda: len(runs) == 2)
+    runs[1].stop()
+
+
 def test_an_error_is_shown_and_the_next_run_can_start(view, runs):
     say(view, "start")
     until(lambda: bool(runs))

@@ -28,7 +28,16 @@ _NEAR = 16  # times more or less than the present value, within which a sweep me
 _SHARES = (WEIGHTS_ON_GPU, KV_ON_GPU)  # they go from 0 to 1
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
-IDLE: Plain = {"state": "none", "can": False, "why": "", "text": "", "share": 0.0, "here": "", "stale": False}
+IDLE: Plain = {
+    "state": "none",
+    "can": False,
+    "why": "",
+    "text": "",
+    "share": 0.0,
+    "ended": None,  # time of day in seconds since 1970
+    "here": "",
+    "stale": False,
+}
 
 
 class Planned(NamedTuple):
@@ -109,6 +118,7 @@ class Runs:
                 return
             self._stopped.clear()
             self._busy = True
+            self._clear()
             self._publish({**IDLE, "state": "loading"})
             thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
             thread.start()
@@ -171,8 +181,7 @@ class Runs:
     def _watch(self, run: LiveRun, of: str, simulated: str) -> None:
         monitor = Monitor()
         begin = time.perf_counter()
-        self._samples = []
-        self._sample([], True)
+        self._clear()
         seconds = 0.0
         over = False
         pause = threading.Event()
@@ -187,6 +196,11 @@ class Runs:
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
             self._publish(_told(run, progress, of, simulated, time.perf_counter() - begin))
+
+    def _clear(self) -> None:
+        """Take the samples of the run before away."""
+        self._samples = []
+        self._sample([], True)
 
     def _publish(self, told: Plain) -> None:
         self._last = told
@@ -224,7 +238,8 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: fl
         text += f": {digits(progress.emitted / progress.seconds)} tokens/s{so_far}{simulated}"
     if _has_failed(run):
         text = f"{of}{run.error}"
-    return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total)}
+    ended = time.time() if state.ended else None
+    return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total), "ended": ended}
 
 
 def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[Planned]:

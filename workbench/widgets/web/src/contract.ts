@@ -234,6 +234,7 @@ export interface Live {
   why: string;
   text: string;
   share: number;
+  ended?: number | null; // when it ended, in seconds since 1970
   here?: string; // words of a button that makes the settings run on this computer
   stale?: boolean; // the run was at other settings
   held?: string; // why settings and wiring stay as they are

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { crc32 } from "node:zlib";
 
 import { amount, bytes, flops, percent, seconds } from "../src/format.ts";
+import { runTitle } from "../src/parts/runTitle.ts";
 import { scale } from "../src/parts/scale.ts";
 import { used } from "../src/parts/used.ts";
 import { unpacked } from "../src/wiring/kept.ts";
@@ -89,4 +90,12 @@ test("the comment behind copied code names the pipeline, holds for any name of t
   assert.equal(comment, "\n\n# Simulated; VIEW stands for your variable of this view:\n# wb.simulate(VIEW.scenario.on(pipeline=layer), VIEW.schedule)\n");
   assert.equal(used(code + comment), "");
   assert.equal(used("gpu(qkv)"), "");
+});
+
+test("gauges are titled as those of the run that goes on, or of the last one, when it ended and whether the settings have changed", () => {
+  const ended = new Date(2026, 10, 28, 14, 3).getTime() / 1000;
+  assert.equal(runTitle(true, { ended: null, stale: false }), "This run");
+  assert.equal(runTitle(false, { ended, stale: false }), "Last run, ended at 14:03");
+  assert.equal(runTitle(false, { ended, stale: true }), "Last run, ended at 14:03, at other settings");
+  assert.equal(runTitle(false, { ended: null, stale: false }), "Last run");
 });

@@ -3,6 +3,7 @@ import { useEffect, useRef, type ReactNode } from "react";
 import type { Live as LiveTrait } from "../contract";
 import { useBench, useBroken, useSend, useTrait } from "../hooks";
 import { Panel } from "./Panel";
+import { runTitle } from "./runTitle";
 
 const WORDS: Record<LiveTrait["state"], string> = {
   none: "Not started",
@@ -18,7 +19,8 @@ export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
 
 // Runs the pipeline on this computer, and what it does meanwhile.
 export function Live(): ReactNode {
-  const { state, can, why, here, stale, text, share, channels } = useTrait("live");
+  const live = useTrait("live");
+  const { state, can, why, here, stale, text, share, channels } = live;
   const send = useSend();
   const broken = useBroken();
   const active = ACTIVE.includes(state);
@@ -50,19 +52,17 @@ export function Live(): ReactNode {
     <Panel title="Live run" name="live" beside={buttons}>
       <p className="wb-live-status">
         <b className={`wb-live-${state}`}>{WORDS[state]}</b>
-        {stale && <span>at other settings:</span>}
         {text && <span>{text}</span>}
         {!active && !can && why && <span className="wb-note">{broken ? "The pipeline that is shown cannot run." : why}</span>}
       </p>
       {state !== "none" && (
-        <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
-          <i style={{ width: `${100 * Math.min(1, share)}%` }} />
-        </div>
-      )}
-      {state !== "none" && channels.length > 0 && (
-        <div className={stale ? "wb-live-stale" : ""}>
-          <Strip key={channels.map((channel) => channel.label).join()} />
-        </div>
+        <figure className={stale ? "wb-live-stale" : ""}>
+          <figcaption className="wb-live-title">{runTitle(active, live)}</figcaption>
+          <div className="wb-progress" role="progressbar" aria-label="Run" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
+            <i style={{ width: `${100 * Math.min(1, share)}%` }} />
+          </div>
+          {channels.length > 0 && <Strip key={channels.map((channel) => channel.label).join()} />}
+        </figure>
       )}
     </Panel>
   );
