@@ -23,11 +23,12 @@ from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe
 from workbench.serving import Progress, fits
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, combine, experts
-from workbench.widgets.parts.words import digits
+from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import _DUE, Drawing, _Points
 from workbench.widgets.state.figures import figure
+from workbench.widgets.state.pace import Pace
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
@@ -519,7 +520,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings), True] = pace
     drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
-    points = _Points({}, set())
+    points = _Points({}, set(), {})
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
 
@@ -768,7 +769,7 @@ def test_a_run_that_is_stopped_early_has_not_failed(monkeypatch):
 
     def runs_of(show):
         return Runs(
-            show, lambda *_: None, lambda *told: ended.append(told), lambda: None, lambda _: math.nan, lambda: None
+            show, lambda *_: None, lambda *told: ended.append(told), lambda: None, lambda *_: math.nan, lambda: None
         )
 
     runs, shown = published_by(runs_of, settings)
@@ -788,7 +789,7 @@ def test_an_engine_that_cannot_be_imported_is_told(monkeypatch):
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
 
     def runs_of(show):
-        return Runs(show, lambda *_: None, lambda *_: None, lambda: None, lambda _: math.nan, lambda: None)
+        return Runs(show, lambda *_: None, lambda *_: None, lambda: None, lambda *_: math.nan, lambda: None)
 
     runs, shown = published_by(runs_of, settings)
     assert not runs.busy
@@ -801,7 +802,7 @@ def test_a_run_that_is_stopped_while_it_waits_never_begins():
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
 
     def runs_of(show):
-        runs = Runs(show, lambda *_: None, lambda *_: None, lambda: runs.stop(), lambda _: math.nan, lambda: None)
+        runs = Runs(show, lambda *_: None, lambda *_: None, lambda: runs.stop(), lambda *_: math.nan, lambda: None)
         return runs
 
     _, shown = published_by(runs_of, settings)
@@ -815,6 +816,34 @@ def test_the_prediction_beside_a_run_says_what_it_rests_on():
     assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration (wb.calibrate)"
     calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
     assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"
+
+
+def test_the_time_that_is_left_is_simulated_until_a_run_has_ended_and_then_measured():
+    pace = Pace([2.0, 4.0, math.nan])
+    assert pace.left(0) == 9.0
+    assert pace.left(0, gone=1.0) == 8.0
+    pace.end(0, 6.0)
+    assert pace.left(1) == 3 * (4.0 + 3.0)
+    assert pace.left(2, gone=100.0) == 0.0
+    unknown = Pace([math.nan] * 3)
+    assert math.isnan(unknown.left(0))
+    assert math.isnan(unknown.left(2))
+    unknown.end(0, 5.0)
+    assert unknown.left(1, gone=1.0) == 9.0
+
+
+def test_times_are_told_roughly():
+    assert [roughly(each) for each in (0.2, 89.0, 90.0, 5000.0, 7000.0)] == ["1 s", "89 s", "2 min", "83 min", "2 h"]
+
+
+def test_curves_tell_how_long_a_run_takes_around_the_present_value(desk):
+    curves = desk.drawn()["curves"]
+    settings = desk.studio.settings
+    assert curves["takes"].keys() == {each["name"] for each in curves["lines"]} - {"bound"}
+    (line,) = (each for each in curves["lines"] if each["name"] == settings.schedule.name)
+    near = [rate for x, rate in line["points"] if 1 / 16 <= x / curves["at"] <= 16]
+    tokens = settings.requests * settings.output_len
+    assert curves["takes"][line["name"]] == pytest.approx(sum(tokens / rate for rate in near) / len(near))
 
 
 def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():

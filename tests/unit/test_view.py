@@ -495,6 +495,24 @@ def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
     assert sum(map(len, points)) == 3
 
 
+def test_a_sweep_says_about_how_long_it_takes_before_and_while_it_goes_on(view, runs):
+    drawn(view)
+    assert view.curves["takes"]
+    told = []
+    view.observe(lambda change: told.append(change["new"]["text"]), "live")
+    say(view, "sweep", x="kv_capacity", points=3, schedules=[view.schedule.name])
+    for number in range(2):
+        until(lambda: len(runs) > number)  # noqa: B023
+        runs[number].serve(2, 20)
+        until(lambda: re.match(rf"run {number + 1} of 3, about \d+ \w+ left: KV capacity .*\. 20 of 48", told[-1]))  # noqa: B023
+        runs[number].finish()
+    until(lambda: len(runs) > 2)
+    runs[2].finish()
+    until(lambda: not view.studio.runs.busy)
+    assert any(re.fullmatch(r"about \d+ \w+ for 3 runs", text) for text in told)
+    assert view.live["text"].startswith("run 3 of 3: KV capacity")
+
+
 def test_a_page_that_is_opened_again_gets_the_history(view, runs):
     say(view, "start")
     until(lambda: bool(runs))

@@ -36,3 +36,12 @@ def naming(names: Collection[str]) -> str:
     of_batch = f", for part {part} of the batch" if part else ""
     pages = "; .0 behind a layer is the first page of its weights" if any("." in name for name in names) else ""
     return f"{longest} is task {code} in layer {layer}{of_batch}{pages}"
+
+
+def roughly(seconds: float) -> str:
+    """Time in whole seconds, minutes or hours: ``24 s``, ``3 min``, ``2 h``."""
+    if seconds < 89.5:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 89.5 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{round(seconds / 3600)} h"

@@ -24,6 +24,7 @@ from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
 from workbench.widgets.state.figures import Plain, figure, line, memories, priced, tracks
 from workbench.widgets.state.ladders import outward
 from workbench.widgets.state.predictions import Predictions, Refused
+from workbench.widgets.state.runs import is_near, seconds_at
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
 
 POINTS = 11  # points of a curve
@@ -49,6 +50,7 @@ EMPTY: Plain = {
         "x": {"label": "", "unit": "", "log": True},
         "y": {"label": "output tokens/s"},
         "at": 1.0,
+        "takes": {},
         "chosen": "",
         "lines": [],
         "busy": True,
@@ -244,7 +246,7 @@ class Drawing:
 
     def _first_curves(self, settings: Settings, overtaken: Callable[[], bool], *, of: str) -> Plain:
         """The curves as soon as one of them has a point, at the present value or where there is one next to it."""
-        points = _Points({}, set())
+        points = _Points({}, set(), {})
         for points in self._points(settings, overtaken):
             if of in points.of:
                 break
@@ -253,7 +255,7 @@ class Drawing:
     def _curves(self, settings: Settings, overtaken: Callable[[], bool], *, again: bool = False) -> None:
         """Draw bound and schedules over one setting; `again`, with most points known, not before all are."""
         due = math.inf if again else time.monotonic() + _PATIENCE
-        points = _Points({}, set())
+        points = _Points({}, set(), {})
         for points in self._points(settings, overtaken):
             if time.monotonic() > due:
                 self._publish(curves=self._drawn_curves(settings, points, busy=True))
@@ -277,7 +279,7 @@ class Drawing:
         axis = self._drawn_over(settings)
         values = tuple(step.value for step in axis.steps(settings))
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
-        points = _Points({}, set())
+        points = _Points({}, set(), {})
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
         rounds = ([settings.schedule], schedules) if schedules and loader().there else ([settings.schedule],)
         for drawn in rounds:  # the chosen schedule and the bound are complete before the others begin
@@ -308,7 +310,10 @@ class Drawing:
             return
         if _sample(found, at.requests):
             points.sampled.add(name)
-        points.of.setdefault(name, []).append((where, self._predictions.of_all(found, at)))
+        rate = self._predictions.of_all(found, at)
+        points.of.setdefault(name, []).append((where, rate))
+        if rate > 0:
+            points.seconds.setdefault(name, []).append((where, seconds_at(at, rate)))
 
     def _drawn_curves(self, settings: Settings, points: _Points, *, busy: bool) -> Plain:
         """The curves so far; while they are not complete, with the last complete ones behind them."""
@@ -324,6 +329,7 @@ class Drawing:
             "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
             "y": {"label": "output tokens/s"},
             "at": drawn_at(axis, settings),
+            "takes": points.takes(drawn_at(axis, settings)),
             "chosen": settings.schedule.name,
             "lines": [*stale, *lines],
             "busy": busy,
@@ -376,10 +382,26 @@ _GARBAGE = _Garbage()
 
 
 class _Points(NamedTuple):
-    """Points of curves by the names of their schedules or the bound, and the schedules of which some are samples."""
+    """Points of curves by the names of their schedules or the bound.
+
+    Attributes
+    ----------
+    of : dict of str to list of (float, float)
+        Places on the axis, and rates [output tokens/s].
+    sampled : set of str
+        The schedules of which some points are samples.
+    seconds : dict of str to list of (float, float)
+        Places on the axis, and the times that runs take there [s].
+    """
 
     of: dict[str, list[tuple[float, float]]]
     sampled: set[str]
+    seconds: dict[str, list[tuple[float, float]]]
+
+    def takes(self, at: float) -> dict[str, float]:
+        """Mean time of a run under each schedule, around a place on the axis as a sweep measures it [s]."""
+        near = {name: [seconds for x, seconds in found if is_near(x, at)] for name, found in self.seconds.items()}
+        return {name: sum(seconds) / len(seconds) for name, seconds in near.items() if seconds}
 
     def kind(self, name: str) -> str:
         """Kind of a curve: the bound, simulations of all requests, or some of samples."""

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import WorkbenchError
@@ -14,10 +15,11 @@ from workbench.core.units import format_seconds
 from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
-from workbench.widgets.parts.words import digits
+from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
+from workbench.widgets.state.pace import Pace
 from workbench.widgets.state.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,8 +65,8 @@ class Runs:
         Called with each run that gave a result, and its settings.
     quiet : callable () -> None
         Called before each run; waits until nothing else takes the cores.
-    simulated : callable (Settings) -> float
-        Rate of the settings in the simulation, NaN without one [output tokens/s].
+    simulated : callable (Settings, bool) -> float
+        Rate of the settings in the simulation, NaN without one [output tokens/s]; the flag asks for a quick answer.
     over : callable () -> None
         Called once the last run has ended, however it ended.
     """
@@ -75,7 +77,7 @@ class Runs:
         sample: Callable[[list[Any], bool], None],
         ended: Callable[[Settings, Result], None],
         quiet: Callable[[], None],
-        simulated: Callable[[Settings], float],
+        simulated: Callable[[Settings, bool], float],
         over: Callable[[], None],
     ) -> None:
         self._show = show
@@ -156,15 +158,17 @@ class Runs:
     def _run_all(self, planned: Sequence[Planned]) -> None:
         from workbench.engine import start  # it brings torch, which takes longer to import than all that a view shows
 
-        for number, (settings, title) in enumerate(planned):
-            simulated = prediction_of(settings, self._simulated(settings))
+        pace = self._pace(planned)
+        for number, (settings, _) in enumerate(planned):
+            began = time.perf_counter()
+            simulated = prediction_of(settings, self._simulated(settings, False))
             self._quiet()
             if self._stopped.is_set():
                 if number == 0:
                     self._last = {**self._last, "state": "stopped", "text": "before the run began"}
                 return
             self._ran = settings
-            of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
+            of = partial(_place_of, planned, number, pace, began)
             try:
                 self._run = start(settings.live(), settings.schedule)
                 if self._stopped.is_set():  # while it started
@@ -172,13 +176,28 @@ class Runs:
                 self._watch(self._run, of, simulated)
                 if self._run.progress.iterations and not _has_failed(self._run):
                     self._ended(settings, self._run.wait())
+                    pace.end(number, time.perf_counter() - began)
             except WorkbenchError as error:
-                self._publish({**self._last, "state": "failed", "text": f"{of}{error}"})
+                self._publish({**self._last, "state": "failed", "text": f"{of(True)}{error}"})
             except Exception as error:  # an exception of this thread would not be shown
-                self._publish({**self._last, "state": "failed", "text": f"{of}{type(error).__name__}: {error}"})
+                self._publish({**self._last, "state": "failed", "text": f"{of(True)}{type(error).__name__}: {error}"})
                 return
 
-    def _watch(self, run: LiveRun, of: str, simulated: str) -> None:
+    def _pace(self, planned: Sequence[Planned]) -> Pace:
+        """The pace of runs by their simulations, which is told before the first of several begins."""
+        if len(planned) < 2:
+            return Pace([math.nan] * len(planned))
+        pace = Pace([self._simulated_seconds(each.settings) for each in planned])
+        left = pace.left(0)
+        about = "" if math.isnan(left) else f"about {roughly(left)} for "
+        self._publish({**IDLE, "state": "loading", "text": f"{about}{len(planned)} runs"})
+        return pace
+
+    def _simulated_seconds(self, settings: Settings) -> float:
+        rate = math.nan if self._stopped.is_set() else self._simulated(settings, True)
+        return seconds_at(settings, rate)
+
+    def _watch(self, run: LiveRun, of: Callable[[bool], str], simulated: str) -> None:
         monitor = Monitor()
         begin = time.perf_counter()
         self._clear()
@@ -195,7 +214,7 @@ class Runs:
                 sample = [seconds, values, texts, notes]
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
-            self._publish(_told(run, progress, of, simulated, time.perf_counter() - begin))
+            self._publish(_told(run, progress, of(over), simulated, time.perf_counter() - begin))
 
     def _clear(self) -> None:
         """Take the samples of the run before away."""
@@ -218,6 +237,20 @@ def prediction_of(settings: Settings, rate: float) -> str:
         return ""
     how = "" if settings.machine.profiles else ", without a calibration (wb.calibrate)"
     return f"; {digits(rate)} simulated for the whole run{how}"
+
+
+def seconds_at(settings: Settings, rate: float) -> float:
+    """Time that all requests take at a rate [output tokens/s]; NaN where that is unknown [s]."""
+    return settings.requests * settings.output_len / rate if rate > 0 else math.nan
+
+
+def _place_of(planned: Sequence[Planned], number: int, pace: Pace, began: float, ended: bool) -> str:
+    """The place of a run among several, and until it has ended the time that is left for all of them."""
+    if len(planned) < 2:
+        return ""
+    left = math.nan if ended else pace.left(number, time.perf_counter() - began)
+    about = "" if math.isnan(left) else f", about {roughly(left)} left"
+    return f"run {number + 1} of {len(planned)}{about}: {planned[number].title}. "
 
 
 def _has_failed(run: LiveRun) -> bool:
@@ -270,7 +303,7 @@ def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Any
     now = axis.at(settings)
     present = axis.read(settings)
     centre = min(max(present, steps[0].value), steps[-1].value)
-    near = [x for x, step in enumerate(steps) if axis in _SHARES or _is_near(step.value, centre)]
+    near = [x for x, step in enumerate(steps) if axis in _SHARES or is_near(step.value, centre)]
     works = [x for x in near if not unfit(axis.write(settings, steps[x].value))]
     if len(works) > points:
         works = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
@@ -282,7 +315,7 @@ def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Any
     return found
 
 
-def _is_near(value: float, centre: float) -> bool:
+def is_near(value: float, centre: float) -> bool:
     """True within a factor of `_NEAR`, and for values that have none."""
     if not (value > 0 and centre > 0) or math.isinf(value) or math.isinf(centre):
         return True

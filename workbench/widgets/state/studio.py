@@ -367,9 +367,9 @@ class Studio:
         fewer = found.on(requests=min(found.requests, _FEW, max(1, few)))
         self._change(shortened(fewer) or found)  # the longest of a few may be longer beside the same mean
 
-    def _simulated(self, settings: Settings) -> float:
+    def _simulated(self, settings: Settings, soon: bool) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
-        return self.predictions.rate(settings, settings.schedule)
+        return self.predictions.rate(settings, settings.schedule, soon=soon)
 
     def _over(self) -> None:
         """Draw what was left undrawn while runs were going on."""

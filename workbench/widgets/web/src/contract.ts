@@ -201,6 +201,7 @@ export interface Curves {
   at: number | null;
   lines: Line[];
   busy: boolean;
+  takes?: Record<string, number>; // mean simulated seconds of a run of a sweep, by schedule
   chosen?: string; // the name of the chosen schedule's line
   axis?: string; // what the curves are drawn over
   axes?: Field[];

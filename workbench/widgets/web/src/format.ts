@@ -32,6 +32,13 @@ export function seconds(value: number): string {
   return `${digits(value * 1e6)}${NARROW}µs`;
 }
 
+// Time in whole seconds, minutes or hours.
+export function roughly(value: number): string {
+  if (value < 89.5) return `${Math.max(1, Math.round(value))}${NARROW}s`;
+  if (value < 89.5 * 60) return `${Math.round(value / 60)}${NARROW}min`;
+  return `${Math.round(value / 3600)}${NARROW}h`;
+}
+
 export function percent(share: number): string {
   const value = share * 100;
   return `${value > 0 && value < 1 ? "<1" : Math.round(value)}${NARROW}%`;

@@ -2,9 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { crc32 } from "node:zlib";
 
-import { amount, bytes, flops, percent, seconds } from "../src/format.ts";
+import { amount, bytes, flops, percent, roughly, seconds } from "../src/format.ts";
 import { runTitle } from "../src/parts/runTitle.ts";
 import { scale } from "../src/parts/scale.ts";
+import { sweepTime } from "../src/parts/sweepTime.ts";
 import { used } from "../src/parts/used.ts";
 import { unpacked } from "../src/wiring/kept.ts";
 import { picture } from "../src/wiring/picture.ts";
@@ -98,4 +99,13 @@ test("gauges are titled as those of the run that goes on, or of the last one, wh
   assert.equal(runTitle(false, { ended, stale: false }), "Last run, ended at 14:03");
   assert.equal(runTitle(false, { ended, stale: true }), "Last run, ended at 14:03, at other settings");
   assert.equal(runTitle(false, { ended: null, stale: false }), "Last run");
+});
+
+test("before runs begin, the time that they take is told as far as it is simulated", () => {
+  const takes = { a: 3, b: 5 };
+  assert.equal(plain(sweepTime(takes, ["a", "b"], 5)), "about 40 s for 10 runs, as simulated");
+  assert.equal(plain(sweepTime(takes, ["a", "new"], 5)), "about 30 s for 10 runs, as simulated");
+  assert.equal(sweepTime({}, ["a"], 5), "5 runs; the first tells how long they take");
+  assert.equal(sweepTime(takes, [], 5), "");
+  assert.deepEqual([0.2, 89, 90, 5000, 7000].map(roughly).map(plain), ["1 s", "89 s", "2 min", "83 min", "2 h"]);
 });

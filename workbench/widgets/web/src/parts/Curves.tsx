@@ -8,6 +8,7 @@ import { Choice } from "./Choice";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
+import { sweepTime } from "./sweepTime";
 import { schedulesOf, toneOf } from "./tones";
 
 const POINTS = 5; // of a sweep, under each schedule
@@ -165,7 +166,7 @@ function spoken({ x, y, lines }: CurvesTrait): string {
 // Runs this computer along the axis of the curves, under each schedule that is marked.
 function Sweep(): ReactNode {
   const { talk } = useBench();
-  const { axis, x } = useTrait("curves");
+  const { axis, x, takes = {} } = useTrait("curves");
   const { state, can, text } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
@@ -195,7 +196,7 @@ function Sweep(): ReactNode {
           Stop the run
         </button>
       )}
-      {running && <span className="wb-note">{text}</span>}
+      <p className="wb-note wb-sweep-time">{running ? text : sweepTime(takes, schedules, POINTS)}</p>
     </fieldset>
   );
 }
