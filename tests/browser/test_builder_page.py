@@ -501,3 +501,15 @@ def test_gauges_of_an_older_run_are_titled_so_and_the_page_does_not_move(opened)
     builder.press("ArrowLeft")
     title.filter(has_text=re.compile(r", at other settings$")).wait_for()
     assert below() == before
+
+
+def test_values_of_curves_stand_at_the_present_setting_and_at_the_pointer(opened):
+    builder = opened("vslpipe")
+    values = builder.page.locator(".wb-curves .wb-value")
+    assert sorted(values.all_text_contents()) == ["330", "391", "618", "720"]
+    first = builder.page.locator(".wb-curves .wb-line-measured circle title").first
+    assert first.text_content() == "measured: 70 output tokens/s at KV capacity 8\u202fGB"
+    x, y = builder.middle(".wb-chart .wb-line-measured circle >> nth=2")
+    builder.page.mouse.move(x, y)
+    builder.settled()
+    assert "170" in values.all_text_contents()

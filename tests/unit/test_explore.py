@@ -29,6 +29,7 @@ from workbench.widgets.explore import readings as readings_
 from workbench.widgets.explore.explorer import Explorer
 from workbench.widgets.explore.look import first_look, matrix, outward
 from workbench.widgets.explore.measured import Measured, sweep_of
+from workbench.widgets.explore.picture import number
 from workbench.widgets.explore.readings import Readings
 
 SCENARIO = tiny_scenario([8] * 6, [4] * 6)
@@ -228,6 +229,14 @@ def test_the_picture_of_matplotlib_is_that_of_the_sweep(view, swept):
     for line, other in zip(ax.lines, twin.lines, strict=True):
         same(line.get_xydata(), other.get_xydata())
     assert (ax.get_xlabel(), ax.get_ylabel()) == (twin.get_xlabel(), twin.get_ylabel())
+
+
+def test_the_chosen_point_of_the_picture_has_its_value_beside_it(view):
+    (ax,) = view.plot().axes
+    (mark,) = ax.texts
+    value = view.chosen.numbers["gen_tok_s"]
+    assert mark.get_text() == number("gen_tok_s", value)
+    assert mark.xy[1] == value
 
 
 def test_a_page_without_kernel_has_the_picture(view):

@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 import traitlets
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.analysis.sweeps.found import Point, Sweep
@@ -19,6 +20,7 @@ from workbench.schedules import Schedule, contenders
 from workbench.simulate import simulate
 from workbench.widgets.explore.explorer import Explorer
 from workbench.widgets.explore.look import SCHEDULE, first_look, matrix
+from workbench.widgets.explore.picture import number, picture
 from workbench.widgets.explore.readings import Readings
 from workbench.widgets.page import Page
 from workbench.widgets.parts.still import png_of, with_still
@@ -114,16 +116,32 @@ class Explore(Page):
         return self._explorer.wait(seconds)
 
     def plot(self) -> Figure:
-        """Draw the picture with matplotlib, as `Sweep.plot` draws it, or the reason why it has no point."""
+        """Draw the picture with matplotlib, or the reason why it has no point.
+
+        It is that of `Sweep.plot`; on curves the chosen point is marked, with its value.
+        """
         look = self._explorer.look
         figure = Figure(figsize=(8, 4.4), layout="constrained")
         ax = figure.add_subplot()
         try:
             self.shown.plot(look.x, look.y or None, look.value, ax)
+            self._mark_chosen(ax)
         except ScenarioError as error:  # no point of it could be read
             ax.set_axis_off()
             ax.text(0, 1, fill(str(error), 90), va="top")
         return figure
+
+    def _mark_chosen(self, ax: Axes) -> None:
+        """Mark the chosen point of curves, with its value beside it."""
+        look = self._explorer.look
+        drawn = picture(self._explorer.readings, look, busy=False)
+        row, column = drawn["at"]
+        value = drawn["cells"][row][column]["value"]
+        if look.y or value is None:
+            return
+        at = (drawn["x"]["at"][column], value)
+        ax.scatter(*at, s=70, facecolors="none", edgecolors="black", zorder=3)
+        ax.annotate(number(look.value, value), at, (7, 7), textcoords="offset points", fontsize=8)
 
     def _answer(self, message: dict[str, Any]) -> None:
         self._explorer.answer(message)

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { crc32 } from "node:zlib";
 
 import { amount, bytes, flops, percent, roughly, seconds } from "../src/format.ts";
+import { apart } from "../src/parts/apart.ts";
 import { runTitle } from "../src/parts/runTitle.ts";
 import { scale } from "../src/parts/scale.ts";
 import { sweepTime } from "../src/parts/sweepTime.ts";
@@ -108,4 +109,11 @@ test("before runs begin, the time that they take is told as far as it is simulat
   assert.equal(sweepTime({}, ["a"], 5), "5 runs; the first tells how long they take");
   assert.equal(sweepTime(takes, [], 5), "");
   assert.deepEqual([0.2, 89, 90, 5000, 7000].map(roughly).map(plain), ["1 s", "89 s", "2 min", "83 min", "2 h"]);
+});
+
+test("labels of values stand apart, in the order of their points and above the axis", () => {
+  assert.deepEqual(apart([100, 40], 13, 200), [100, 40]);
+  assert.deepEqual(apart([50, 48, 52], 13, 200), [61, 48, 74]);
+  assert.deepEqual(apart([199, 198], 13, 200), [200, 187]);
+  assert.deepEqual(apart([], 13, 200), []);
 });

@@ -4,6 +4,7 @@ import type { Curves as CurvesTrait, Line } from "../contract";
 import { amount } from "../format";
 import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
+import { apart } from "./apart";
 import { Choice } from "./Choice";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
@@ -16,6 +17,7 @@ const HEIGHT = 250;
 const EDGE = { right: 16, top: 12, bottom: 42 };
 const NAME = 28; // for the name of the vertical axis
 const LETTER = 6.8; // of its numbers
+const VALUE = { beside: 10, gap: 13, room: 60 }; // of a label: pixels to its point, to the next one, and for its text
 const CATCH = 10; // pixels within which the pointer is at a measured point, however near others are
 
 // Throughput over one setting: the bound, what is simulated, and what was measured.
@@ -98,8 +100,9 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
           </text>
           {shown !== null && <line className="wb-at" x1={xs.at(shown)} x2={xs.at(shown)} y1={EDGE.top} y2={HEIGHT - EDGE.bottom} />}
           {lines.map((line) => (
-            <Drawn key={keyOf(line)} line={line} classes={classesOf(curves, schedules, line)} xs={xs} ys={ys} at={shown} />
+            <Drawn key={keyOf(line)} curves={curves} line={line} classes={classesOf(curves, schedules, line)} xs={xs} ys={ys} at={shown} />
           ))}
+          {shown !== null && <Values curves={curves} at={shown} x={xs.at(shown)} right={width - EDGE.right} ys={ys} />}
         </svg>
       )}
     </div>
@@ -114,7 +117,38 @@ function classesOf(curves: CurvesTrait, schedules: string, line: Line): string {
   return classes.join(" ");
 }
 
-function Drawn({ line, classes, xs, ys, at }: { line: Line; classes: string; xs: Scale; ys: Scale; at: number | null }): ReactNode {
+// The values of all lines at one place, beside their points.
+function Values({ curves, at, x, right, ys }: { curves: CurvesTrait; at: number; x: number; right: number; ys: Scale }): ReactNode {
+  const schedules = useOf("figures", schedulesOf);
+  const found = freshOf(curves).flatMap((line) => line.points.filter((point) => point[0] === at).map(([, value]) => ({ line, value })));
+  const heights = apart(found.map(({ value }) => ys.at(value)), VALUE.gap, HEIGHT - EDGE.bottom - 6);
+  const side = x + VALUE.beside + VALUE.room < right ? 1 : -1;
+  return found.map(({ line, value }, index) => (
+    <g key={`${keyOf(line)} ${value}`} className={classesOf(curves, schedules, line)}>
+      <path className="wb-value-line" d={`M${x} ${ys.at(value)}L${x + side * (VALUE.beside - 2)} ${heights[index]}`} />
+      <text className="wb-value" x={x + side * VALUE.beside} y={heights[index]! + 4} textAnchor={side > 0 ? "start" : "end"}>
+        {amount(value, curves.y.unit ?? "")}
+      </text>
+    </g>
+  ));
+}
+
+// The lines of the present settings; those of the settings before while there are none.
+function freshOf({ lines }: CurvesTrait): Line[] {
+  const fresh = lines.filter((line) => !line.stale);
+  return fresh.length ? fresh : lines;
+}
+
+interface Curve {
+  curves: CurvesTrait;
+  line: Line;
+  classes: string;
+  xs: Scale;
+  ys: Scale;
+  at: number | null;
+}
+
+function Drawn({ curves, line, classes, xs, ys, at }: Curve): ReactNode {
   const sorted = [...line.points].sort((a, b) => a[0] - b[0]);
   const path = sorted.map(([x, y], index) => `${index ? "L" : "M"}${xs.at(x).toFixed(1)} ${ys.at(y).toFixed(1)}`).join("");
   const marked = line.kind === "measured" ? sorted : sorted.filter(([x]) => x === at);
@@ -122,7 +156,9 @@ function Drawn({ line, classes, xs, ys, at }: { line: Line; classes: string; xs:
     <g className={classes}>
       <path d={path} />
       {marked.map(([x, y]) => (
-        <circle key={x} cx={xs.at(x)} cy={ys.at(y)} r={line.kind === "measured" ? 4 : 3} />
+        <circle key={`${x} ${y}`} cx={xs.at(x)} cy={ys.at(y)} r={line.kind === "measured" ? 4 : 3}>
+          <title>{pointWords(curves, line, [x, y])}</title>
+        </circle>
       ))}
     </g>
   );
@@ -134,10 +170,9 @@ function keyOf(line: Line): string {
 
 function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null; words: string }): ReactNode {
   const schedules = useOf("figures", schedulesOf);
-  const fresh = curves.lines.filter((line) => !line.stale);
   return (
     <ul className="wb-legend">
-      {(fresh.length ? fresh : curves.lines).map((line) => {
+      {freshOf(curves).map((line) => {
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
           <li key={keyOf(line)}>
@@ -145,7 +180,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
-            {line.kind === "bound" || line.kind === "simulated" || line.kind === line.name ? line.name : `${line.name}, ${line.kind === "sample" ? "a sample" : line.kind}`}
+            {lineWords(line)}
             {value !== undefined && <b>{amount(value, "")}</b>}
           </li>
         );
@@ -155,10 +190,21 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
   );
 }
 
-function spoken({ x, y, lines }: CurvesTrait): string {
+function lineWords({ name, kind }: Line): string {
+  if (kind === "bound" || kind === "simulated" || kind === name) return name;
+  return `${name}, ${kind === "sample" ? "a sample" : kind}`;
+}
+
+// "VSLPipe, measured: 330 output tokens/s at KV capacity 70 GB".
+function pointWords({ x, y }: CurvesTrait, line: Line, [place, value]: [number, number]): string {
+  return `${lineWords(line)}: ${amount(value, "")} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
+}
+
+function spoken({ x, y, at, lines }: CurvesTrait): string {
   const said = lines.map((line) => {
     const best = line.points.reduce((top, point) => (point[1] > top[1] ? point : top), [0, 0] as [number, number]);
-    return `${line.name}, ${line.kind}: at most ${amount(best[1], "")} at ${amount(best[0], x.unit ?? "")}`;
+    const now = line.points.filter((point) => point[0] === at).map((point) => `, ${amount(point[1], "")} at the present value`);
+    return `${line.name}, ${line.kind}: at most ${amount(best[1], "")} at ${amount(best[0], x.unit ?? "")}${now.join("")}`;
   });
   return `${capital(y.label)} over ${x.label}. ${said.join("; ")}`;
 }
