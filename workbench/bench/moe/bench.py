@@ -1,4 +1,4 @@
-"""Benchmark of a layer's experts in bf16: `fused_moe`, torch's grouped_mm, a loop of mm and, on a GPU, Liger."""
+"""Benchmark of a layer's experts in bf16: `fused_moe`, torch's grouped_mm, a loop of mm, and vLLM or, on a GPU, Liger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import workbench.engine  # noqa: F401  # first of all: it sets how idle threads wait, which torch reads once
@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from workbench.bench import record
+from workbench.bench.cpu.peers import vllm
 from workbench.bench.cpu.work import PLAIN
 from workbench.bench.experts.bench import torch_threads
 from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
@@ -30,6 +31,7 @@ OURS = "fused_moe"
 GROUPED = "grouped_mm"
 LOOP = "loop of mm"
 LIGER = "liger-kernel"
+VLLM = "vLLM"
 PAIRS = "pair by pair"
 MIXTRAL = MoeShape("Mixtral-like", 4096, 14336, experts=8, chosen=2)
 NARROW = MoeShape("Mixtral-like, half as wide", 2048, 7168, experts=8, chosen=2)
@@ -57,6 +59,11 @@ class Layer:
     shape: MoeShape
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    @cached_property
+    def for_vllm(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights once more, in the order that vLLM's kernel reads."""
+        return vllm.packed_experts(self.gate_up, self.down)
 
     def to(self, dtype: torch.dtype) -> Layer:
         """The same numbers in another type."""
@@ -138,6 +145,10 @@ def _pairs(layer: Layer, of: Tokens) -> torch.Tensor:
     return out
 
 
+def _vllm(layer: Layer, of: Tokens) -> torch.Tensor:
+    return vllm.experts(of.x, layer.for_vllm, of.ids.int(), of.weights)
+
+
 def _liger(layer: Layer, of: Tokens) -> torch.Tensor:
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
@@ -150,14 +161,20 @@ _IMPLEMENTATIONS: Mapping[str, Implementation] = {
     GROUPED: _grouped,
     LOOP: _loop,
     LIGER: _liger,
+    VLLM: _vllm,
     PAIRS: _pairs,
 }
 
 
+_IN_BF16 = {OURS, VLLM}
+"""Implementations that compute in bf16 on every CPU."""
+
+
 def baselines(device: str) -> tuple[str, ...]:
-    """Baselines of `fused_moe`: two by torch, and Liger's on a GPU if it is installed."""
-    has_liger = device != "cpu" and importlib.util.find_spec("liger_kernel") is not None
-    return (GROUPED, LOOP, LIGER) if has_liger else (GROUPED, LOOP)
+    """Baselines of `fused_moe`: two by torch, and if it is installed vLLM's on a CPU, Liger's on a GPU."""
+    if device == "cpu":
+        return (GROUPED, LOOP, VLLM) if vllm.is_installed() else (GROUPED, LOOP)
+    return (GROUPED, LOOP, LIGER) if importlib.util.find_spec("liger_kernel") else (GROUPED, LOOP)
 
 
 def measure_moe(
@@ -208,8 +225,8 @@ def measure_moe(
     their_tokens = {count: of.to(theirs) for count, of in given.items()}
 
     def compute(name: str, count: int) -> torch.Tensor:
-        if name == OURS:
-            return _ours(layer, given[count])
+        if name in _IN_BF16:
+            return _IMPLEMENTATIONS[name](layer, given[count])
         return _IMPLEMENTATIONS[name](their_layer, their_tokens[count])
 
     with torch_threads(size), torch.no_grad():
