@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,10 +94,8 @@ def attention(
 
     def compute(threads: int) -> None:
         torch.set_num_threads(threads)
-        cached = keys, values
-        ops.cpu_attention_with_kv_cache(
-            queries, *cached, answers, starts, contexts, dim**-0.5, True, None, -1, tables, 0.0, tasks(threads), None, None
-        )
+        operands = queries, keys, values, answers, starts, contexts
+        ops.cpu_attention_with_kv_cache(*operands, dim**-0.5, True, None, -1, tables, 0.0, tasks(threads), None, None)
         out[:] = answers.float().numpy()
 
     return compute
