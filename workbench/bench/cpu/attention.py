@@ -1,4 +1,4 @@
-"""Decode attention for `bench cpu`: our kernel and its baselines in plainer Numba, torch and C."""
+"""Decode attention for `bench cpu`: our kernel and its baselines in plainer Numba, torch, vLLM and C."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from workbench.bench.cpu import peers as cpu_peers
-from workbench.bench.cpu.c_twin import Twin
+from workbench.bench.cpu.peers import attention as cpu_peers
+from workbench.bench.cpu.peers import vllm
+from workbench.bench.cpu.peers.c_twin import Twin
 from workbench.bench.cpu.work import PEERS, Implementation
 from workbench.kernels import CodePath, decode_attention, decode_attention_work, read_blocks
 
@@ -115,7 +116,7 @@ class Attention:
             "plain Numba": lambda: partial(self._decode, path=CodePath.PORTABLE),
             "naive Numba": lambda: cpu_peers.naive(*self.operands, self.out),
             "torch bf16": lambda: cpu_peers.eager(self._q, self._gathered, self.out),
-            "torch SDPA": lambda: cpu_peers.fused(self._q, self._gathered, self.out),
+            "vLLM": lambda: vllm.attention(*self.operands, self.out),
             "C": lambda: partial(Twin(self.case.group, self.case.dim, BLOCK), *self.operands, self.out),
         }
         return makers[name]()

@@ -17,7 +17,7 @@ MODEL = 4096
 INNER = 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
 
-PEERS = ("plain Numba", "naive Numba", "torch bf16", "torch SDPA", "C")
+PEERS = ("plain Numba", "naive Numba", "torch bf16", "vLLM", "C")
 """Baselines of attention. Plain is the portable path of our kernels, naive the loops of the definition."""
 COLUMNS = (*PEERS, "torch fp32", "BF16 KV")
 """Columns of the report. Of torch, experts have the one of `PLAIN`; the last one is our own kernel on a cache of 16

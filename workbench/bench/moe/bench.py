@@ -1,4 +1,4 @@
-"""Benchmark of a layer's experts in bf16: `fused_moe`, torch's grouped_mm, a loop of mm and, on a GPU, Liger."""
+"""Benchmark of a layer's experts in bf16: `fused_moe`, torch's grouped_mm, a loop of mm, and vLLM or Liger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import workbench.engine  # noqa: F401  # first of all: it sets how idle threads wait, which torch reads once
@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from workbench.bench import record
+from workbench.bench.cpu.peers import vllm
 from workbench.bench.cpu.work import PLAIN
 from workbench.bench.experts.bench import torch_threads
 from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
@@ -24,12 +25,15 @@ from workbench.core.errors import EngineError
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.core.records import to_plain
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import cpu_family, fused_moe, multiply_add, read_memory, route
+from workbench.kernels import PackedExperts, cpu_family, fused_moe, multiply_add, pack_experts, read_memory, route
 
 OURS = "fused_moe"
+PACKED = "fused_moe, packed"
+"""The same with weights of `pack_experts`, on a CPU."""
 GROUPED = "grouped_mm"
 LOOP = "loop of mm"
 LIGER = "liger-kernel"
+VLLM = "vLLM"
 PAIRS = "pair by pair"
 MIXTRAL = MoeShape("Mixtral-like", 4096, 14336, experts=8, chosen=2)
 NARROW = MoeShape("Mixtral-like, half as wide", 2048, 7168, experts=8, chosen=2)
@@ -57,6 +61,16 @@ class Layer:
     shape: MoeShape
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    @cached_property
+    def packed(self) -> PackedExperts:
+        """The weights once more, packed for our kernel."""
+        return pack_experts(self.gate_up, self.down)
+
+    @cached_property
+    def for_vllm(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights once more, in the order that vLLM's kernel reads."""
+        return vllm.packed_experts(self.gate_up, self.down)
 
     def to(self, dtype: torch.dtype) -> Layer:
         """The same numbers in another type."""
@@ -96,6 +110,10 @@ def random_tokens(shape: MoeShape, tokens: int, device: str = "cpu") -> Tokens:
 
 def _ours(layer: Layer, of: Tokens) -> torch.Tensor:
     return fused_moe(of.x, (layer.gate_up, layer.down), of.ids, of.weights)
+
+
+def _packed(layer: Layer, of: Tokens) -> torch.Tensor:
+    return fused_moe(of.x.float(), layer.packed, of.ids, of.weights).to(of.x.dtype)
 
 
 def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:
@@ -138,6 +156,10 @@ def _pairs(layer: Layer, of: Tokens) -> torch.Tensor:
     return out
 
 
+def _vllm(layer: Layer, of: Tokens) -> torch.Tensor:
+    return vllm.experts(of.x, layer.for_vllm, of.ids.int(), of.weights)
+
+
 def _liger(layer: Layer, of: Tokens) -> torch.Tensor:
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
@@ -147,17 +169,29 @@ def _liger(layer: Layer, of: Tokens) -> torch.Tensor:
 
 _IMPLEMENTATIONS: Mapping[str, Implementation] = {
     OURS: _ours,
+    PACKED: _packed,
     GROUPED: _grouped,
     LOOP: _loop,
     LIGER: _liger,
+    VLLM: _vllm,
     PAIRS: _pairs,
 }
 
 
+_IN_BF16 = {OURS, PACKED, VLLM}
+"""Implementations that compute in bf16 on every CPU."""
+
+
+def ours(device: str) -> tuple[str, ...]:
+    """Ways to call `fused_moe`: with torch's weights, and on a CPU with packed ones."""
+    return (OURS, PACKED) if device == "cpu" else (OURS,)
+
+
 def baselines(device: str) -> tuple[str, ...]:
-    """Baselines of `fused_moe`: two by torch, and Liger's on a GPU if it is installed."""
-    has_liger = device != "cpu" and importlib.util.find_spec("liger_kernel") is not None
-    return (GROUPED, LOOP, LIGER) if has_liger else (GROUPED, LOOP)
+    """Baselines of `fused_moe`: two by torch, and if it is installed vLLM's on a CPU, Liger's on a GPU."""
+    if device == "cpu":
+        return (GROUPED, LOOP, VLLM) if vllm.is_installed() else (GROUPED, LOOP)
+    return (GROUPED, LOOP, LIGER) if importlib.util.find_spec("liger_kernel") else (GROUPED, LOOP)
 
 
 def measure_moe(
@@ -184,7 +218,7 @@ def measure_moe(
         Threads on the CPU; by default the cores that this process may use.
     tokens : sequence of int
     contenders : sequence of str, optional
-        Implementations to set side by side; by default ours and the `baselines`.
+        Implementations to set side by side; by default `ours` and the `baselines`.
     seconds : float
         Duration of the measurement [s]; at least three repetitions are made.
 
@@ -202,14 +236,14 @@ def measure_moe(
     rng = np.random.default_rng(0)
     layer = random_layer(shape, device)
     given = {count: random_tokens(shape, count, device) for count in tokens}
-    names = tuple(contenders or (OURS, *baselines(device)))
+    names = tuple(contenders or (*ours(device), *baselines(device)))
     theirs = PLAIN if device == "cpu" else torch.bfloat16
     their_layer = layer.to(theirs)
     their_tokens = {count: of.to(theirs) for count, of in given.items()}
 
     def compute(name: str, count: int) -> torch.Tensor:
-        if name == OURS:
-            return _ours(layer, given[count])
+        if name in _IN_BF16:
+            return _IMPLEMENTATIONS[name](layer, given[count])
         return _IMPLEMENTATIONS[name](their_layer, their_tokens[count])
 
     with torch_threads(size), torch.no_grad():
@@ -340,27 +374,37 @@ def bench_moe(
 
 
 def _report(speeds: MoeSpeeds, say: Callable[[str], None]) -> None:
-    others = speeds.contenders[1:]
+    own, others = _apart(speeds)
     say(
         f"{speeds}, {speeds.dropped} dropped: memory {speeds.read / 1e9:.1f} GB/s, arithmetic "
         f"{speeds.multiply / 1e9:,.0f} GFLOP/s"
     )
-    say("  ".join([f"{'tokens':>6}", *(f"{name + ' [ms]':>17}" for name in speeds.contenders), "faster", "of roof"]))
+    said = [f"{name}: faster, of roof" for name in own]
+    say("  ".join([f"{'tokens':>6}", *(f"{name + ' [ms]':>22}" for name in speeds.contenders), *said]))
     for tokens in speeds.tokens:
-        times = (f"{speeds.seconds(name, tokens) * 1e3:17.3f}" for name in speeds.contenders)
-        faster = record.ratio(speeds.faster(OURS, tokens, others))["median"]
-        share = speeds.flop_rate(OURS, tokens) / speeds.roof(tokens)
-        say("  ".join([f"{tokens:6}", *times, f"{faster:6.3f}", f"{share:7.0%}"]))
-    say(f"faster: {OURS} against the best of {', '.join(others)}")
+        times = [f"{speeds.seconds(name, tokens) * 1e3:22.3f}" for name in speeds.contenders]
+        for name, words in zip(own, said, strict=True):
+            faster = record.ratio(speeds.faster(name, tokens, others))["median"]
+            share = speeds.flop_rate(name, tokens) / speeds.roof(tokens)
+            times.append(f"{faster:.3f} {share:5.0%}".rjust(len(words)))
+        say("  ".join([f"{tokens:6}", *times]))
+    say(f"faster: against the best of {', '.join(others)}")
+
+
+def _apart(speeds: MoeSpeeds) -> tuple[list[str], list[str]]:
+    """Names of our own contenders, and of the baselines."""
+    own = [name for name in speeds.contenders if name in (OURS, PACKED)]
+    return own, [name for name in speeds.contenders if name not in own]
 
 
 def _ratios(speeds: MoeSpeeds) -> dict[str, dict[str, float]]:
     """Speed relative to each baseline and to the best of torch's, repetition by repetition."""
-    sets = {"the better of torch's": (GROUPED, LOOP)} | {name: (name,) for name in speeds.contenders[1:]}
-    return {
-        f"{speeds.shape.name}, {tokens} tokens, {speeds.where}: times as fast as {said}": record.ratio(
-            speeds.faster(OURS, tokens, names)
-        )
-        for tokens in speeds.tokens
-        for said, names in sets.items()
-    }
+    own, others = _apart(speeds)
+    sets = {"the better of torch's": (GROUPED, LOOP)} | {name: (name,) for name in others}
+    ratios = dict[str, dict[str, float]]()
+    for tokens in speeds.tokens:
+        for name in own:
+            what = f"{speeds.shape.name}, {tokens} tokens, {speeds.where}" + (", packed" if name == PACKED else "")
+            for said, names in sets.items():
+                ratios[f"{what}: times as fast as {said}"] = record.ratio(speeds.faster(name, tokens, names))
+    return ratios

@@ -40,19 +40,6 @@ def eager(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float3
     return compute
 
 
-def fused(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float32]) -> Implementation:
-    """Attention by torch's scaled_dot_product_attention in bf16 with grouped queries, sequence by sequence."""
-
-    def compute(threads: int) -> None:
-        torch.set_num_threads(threads)
-        for row, (k, v) in enumerate(rows):
-            heads = torch.from_numpy(q[row]).bfloat16()[None, :, None]
-            values = torch.nn.functional.scaled_dot_product_attention(heads, k[None], v[None], enable_gqa=True)
-            out[row] = values[0, :, 0].float().numpy()
-
-    return compute
-
-
 def naive(
     q: npt.NDArray[np.float32],
     kv: npt.NDArray[np.uint16],
