@@ -160,9 +160,7 @@ class _Cell:
         sets: list[str] = []
         for subset, name in self._sets.items():
             sets += _laid_out(self._definition(subset), f"{name} = ")
-        comments = [
-            f"# define {name} before this: your Op({op.name!r}, ...)" for op, name in self._unknown.items()
-        ]
+        comments = [f"# define {name} before this: your Op({op.name!r}, ...)" for op, name in self._unknown.items()]
         return "\n".join([*self._imports(), "", *comments, *sets, *lines]) + "\n"
 
     def _imports(self) -> list[str]:
