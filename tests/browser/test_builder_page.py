@@ -489,7 +489,8 @@ def test_gauges_of_an_older_run_are_titled_so_and_the_page_does_not_move(opened)
 
     def below() -> float:
         builder.settled()
-        return builder.page.locator(".wb-code").bounding_box()["y"]
+        code = builder.page.locator(".wb-code").bounding_box()["y"]
+        return code - builder.page.locator(".react-flow").bounding_box()["y"]
 
     builder.page.get_by_role("button", name="Start", exact=True).click()
     title.filter(has_text="This run").wait_for()
