@@ -69,7 +69,7 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     assert {name for name in names if "/widgets/web/" in name} == {f"workbench/widgets/{file}" for file in bundle}
     for file in parts:
         assert f"workbench/widgets/{file}" in names
-    assert {"workbench/bench/cpu/peers/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)
+    assert {"workbench/bench/cpu/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)
 
 
 def test_wheel_holds_nothing_else(wheel):

@@ -11,15 +11,16 @@ import pytest
 
 from kernels_cpu import decode_attention_reference
 from workbench.bench.cpu import bench as cpu
+from workbench.bench.cpu import c_twin
 from workbench.bench.cpu import report as cpu_report
 from workbench.bench.cpu.attention import BLOCK, POOL_DIM, Attention, DecodeCase, Int8Attention, other_shapes
 from workbench.bench.cpu.beside import Beside
-from workbench.bench.cpu.peers import c_twin, vllm
-from workbench.bench.cpu.peers.c_twin import Twin
+from workbench.bench.cpu.c_twin import Twin
 from workbench.bench.cpu.rounds import Round, by_state, play
 from workbench.bench.cpu.start import first_calls
 from workbench.bench.cpu.threads import attended, thread_counts, thread_rounds
 from workbench.bench.cpu.work import Experts, Layer, Work, random_pool
+from workbench.bench.experts import vllm
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import Noise
 from workbench.hardware import usable_cores

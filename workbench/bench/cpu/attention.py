@@ -9,10 +9,10 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from workbench.bench.cpu.peers import attention as cpu_peers
-from workbench.bench.cpu.peers import vllm
-from workbench.bench.cpu.peers.c_twin import Twin
+from workbench.bench.cpu import peers as cpu_peers
+from workbench.bench.cpu.c_twin import Twin
 from workbench.bench.cpu.work import PEERS, Implementation
+from workbench.bench.experts import vllm
 from workbench.kernels import CodePath, decode_attention, decode_attention_work, read_blocks
 
 HEADS = 8

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from workbench.bench import record
-from workbench.bench.cpu.peers import vllm
 from workbench.bench.cpu.work import PLAIN
+from workbench.bench.experts import vllm
 from workbench.bench.experts.bench import torch_threads
 from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
 from workbench.core.errors import EngineError

@@ -1,1 +1,0 @@
-"""Baselines of the CPU kernels by others: plain loops in Numba, torch, C intrinsics and vLLM."""
