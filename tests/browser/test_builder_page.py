@@ -510,6 +510,7 @@ def test_values_of_curves_stand_at_the_present_setting_and_at_the_pointer(opened
     assert sorted(values.all_text_contents()) == ["330", "391", "618", "720"]
     first = builder.page.locator(".wb-curves .wb-line-measured circle title").first
     assert first.text_content() == "measured: 70 output tokens/s at KV capacity 8\u202fGB"
+    builder.page.locator(".wb-curves").scroll_into_view_if_needed()
     x, y = builder.middle(".wb-chart .wb-line-measured circle >> nth=2")
     builder.page.mouse.move(x, y)
     builder.settled()
