@@ -24,7 +24,7 @@ def digits(value: float) -> str:
 
 
 def naming(names: Collection[str]) -> str:
-    """How names of tasks are read: ``Q12a is task Q in layer 12, for part a of the batch``.
+    """A sentence on reading names of tasks: ``Q12a is task Q in layer 12, for part a of the batch``.
 
     The longest name is the example. Empty for names that are not a schedule's.
     """

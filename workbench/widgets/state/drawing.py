@@ -400,8 +400,12 @@ class _Points(NamedTuple):
 
     def takes(self, at: float) -> dict[str, float]:
         """Mean time of a run under each schedule, around a place on the axis as a sweep measures it [s]."""
-        near = {name: [seconds for x, seconds in found if is_near(x, at)] for name, found in self.seconds.items()}
-        return {name: sum(seconds) / len(seconds) for name, seconds in near.items() if seconds}
+        means = dict[str, float]()
+        for name, found in self.seconds.items():
+            near = [seconds for x, seconds in found if is_near(x, at)]
+            if near:
+                means[name] = sum(near) / len(near)
+        return means
 
     def kind(self, name: str) -> str:
         """Kind of a curve: the bound, simulations of all requests, or some of samples."""

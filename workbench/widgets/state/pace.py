@@ -1,4 +1,4 @@
-"""How long several runs take: by their simulations, and by those that have ended."""
+"""The time that several runs take, told by their simulations and by those that have ended."""
 
 from __future__ import annotations
 
