@@ -143,8 +143,8 @@ def test_weights_may_begin_at_an_odd_element(name, monkeypatch):
 
 
 BAD = [
-    ({"ids": lambda i: i + 4}, r"ids must be experts in \[0, 5\), not \d: correct"),
-    ({"ids": lambda i: i - 9}, r"ids must be experts in \[0, 5\), not -\d: correct"),
+    ({"ids": lambda i: i + 4}, r"ids\[\d, \d\] must be an expert in \[0, 5\), not \d: correct"),
+    ({"ids": lambda i: i - 9}, r"ids\[\d, \d\] must be an expert in \[0, 5\), not -\d: correct"),
     ({"ids": lambda i: i[:-1]}, r"ids must be \(4, k\), one row per row of x, not \(3, 2\)"),
     ({"pages": lambda _: torch.full((5,), -2)}, r"pages\[\d\] must be one of the 5 pages held, or -1, not -2"),
     ({"down": lambda w: w[:2]}, r"down must be \(5, 64, 96\), which gate_up and x ask for, not \(2,"),

@@ -26,6 +26,7 @@ from kernels_triton.attention.mla_decode import check_latents
 from kernels_triton.backend.operators import check_tensor, operator
 from kernels_triton.moe.experts import LEFT_OUT, Activation, Weights, check_chosen
 from kernels_triton.moe.fused_moe import check_moe
+from workbench.kernels.packed_copies import packed_copy
 
 _TORCH = "torch"
 _ROWS = torch.float32, torch.bfloat16
@@ -319,13 +320,19 @@ def _compute_experts(
     weights: torch.Tensor,
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute experts by Numba's kernel, with fp32 activations; each token's sum is in the given order."""
+    """Compute experts by Numba's kernel; each token's sum is in the given order."""
     in_words = gate_up.data_ptr() % 4 == down.data_ptr() % 4 == 0  # Numba's kernel reads words of two numbers
     if not in_words or (pages is not None and bool((pages == LEFT_OUT).any())):
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
-    check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
-    chosen = ids if pages is None else pages[ids]
-    experts = kernels_cpu.experts_in_place(gate_up, down)
+    if pages is None:
+        chosen = ids  # checked by Numba's wrapper
+        experts = packed_copy(gate_up, down)
+    else:
+        check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
+        chosen = pages[ids]
+        experts = None
+    if experts is None:
+        experts = kernels_cpu.experts_in_place(gate_up, down)
     return kernels_cpu.fused_moe(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
 
 

@@ -134,6 +134,11 @@ def fused_moe(
     matrices is computed by Triton on a GPU, with three kernels after the sort; on the CPU by Numba for bf16, SwiGLU and
     no biases where it is faster, and else by torch. All of them are deterministic.
 
+    Numba reads a pair of tensors in place. At the fourth call with the same ones, without `pages`, it packs them if at
+    least half of the computer's memory stays free; later calls read that copy, which may change the last bit of a
+    result. The copy is freed with the weights and made again after a write to them. Writes through `data`, numpy or a
+    pointer are noticed if they change one of the first 32 numbers of a matrix's middle row.
+
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
     with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
     With all other formats they are rounded to multiples of each group's largest magnitude over 127.
