@@ -16,13 +16,14 @@ import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.units import format_seconds
 from workbench.engine import RunState
 from workbench.hardware.profile import Profile
-from workbench.pipeline import Pipeline, Stack, code_of, connected
+from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
 from workbench.simulate.loading import loader
-from workbench.stages import ExpertSet, Op, Work, combine, experts
+from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
@@ -331,6 +332,19 @@ def test_variants_say_in_what_they_differ(desk):
     assert not any("tiny" in each["about"] for each in desk.shown["variants"])
 
 
+def test_variants_that_differ_in_options_or_in_operations_alone_are_told_apart():
+    attended = gpu(qkv, attention, out_proj, route) >> offload
+    plain, late = (attended >> cpu(experts, defer=count) >> load >> gpu(combine) for count in (0, 1))
+    shared = attended >> cpu(experts) >> load >> gpu(shared_experts) >> gpu(combine)
+    settings = Settings.of(tiny_scenario(pipeline=plain), Sequential())
+    variants = Variants(Predictions(), list)
+    for pipeline in (plain, late, shared):
+        variants.pin(settings.on(pipeline=pipeline), "")
+    abouts = [each["about"] for each in variants.plain()]
+    assert [about.partition(" on the CPU")[0] for about in abouts] == ["experts", "experts (defer=1)", "experts"]
+    assert ["shared_experts" in about for about in abouts] == [False, False, True]
+
+
 def test_figures_that_read_the_same_are_equally_good(desk):
     desk.say("pin").say("set", name="schedule", value="VSLPipe").say("pin")
     for row in desk.shown["variants"][0]["rows"]:
@@ -353,6 +367,8 @@ def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     variants.pin(tight, "")
     run, none = (each["rows"] for each in variants.plain())
     assert run["output tokens/s, measured"] == digits(result.generated)
+    for source in ("simulated", "measured"):
+        assert run[f"mean time to first token, {source}"] == format_seconds(result.ttft)
     assert "output tokens/s, measured" not in none
     assert "output tokens/s, simulated" not in none
     assert "limited by" not in none

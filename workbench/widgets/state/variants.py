@@ -11,7 +11,7 @@ from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
 from workbench.serving.ledger import Ledger
-from workbench.stages import Place
+from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
 from workbench.widgets.state.figures import Plain, limited
 from workbench.widgets.state.predictions import Predictions
@@ -102,10 +102,15 @@ class Variants:
         return ", ".join(self._apart(settings) or _told(settings))
 
     def _apart(self, settings: Settings) -> list[str]:
-        """The choices of these settings that not all that are pinned have."""
-        others = [_told(each.settings) for each in self._pinned]
-        choices = zip(_told(settings), *others, strict=True)
-        return [own for own, *theirs in choices if set(theirs) - {own}]
+        """The choices of these settings that not all that are pinned have; wirings that look alike, in full."""
+        others = [each.settings for each in self._pinned]
+        choices = zip(_told(settings), *map(_told, others), strict=True)
+        found = [own for own, *theirs in choices if set(theirs) - {own}]
+        wired = _wirings(settings)
+        alike = [each for each in others if _wirings(each) == wired]
+        if any(each.pipeline != settings.pipeline for each in alike):
+            found.append(str(settings.pipeline))
+        return found
 
     def _figures(self, settings: Settings) -> dict[str, _Figure]:
         """The figures of a simulation and of the last run, and what both memories hold."""
@@ -117,20 +122,29 @@ class Variants:
             rate = self._predictions.of_all(result, settings)
             found["output tokens/s, simulated"] = _Figure(digits(rate), rate, False)
             found["limited by"] = _Figure(limited(result), math.nan)
+            if int(result.facts["requests"]) == settings.requests:
+                found |= _of_requests(result, "simulated")
         else:
             found["does not run"] = _Figure(result.why.partition(". ")[0], math.nan)
         if runs:
             found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
-        if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
-            found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
-            found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)
-            if result.energy is not None:
-                each = result.energy.joules / result.generated
-                found["energy"] = _Figure(f"{digits(each)} J/token", each)
+            found |= _of_requests(runs[-1], "measured")
         if isinstance(ledger, Ledger):
             found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
             found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
         return found
+
+
+def _of_requests(result: Result, source: str) -> dict[str, _Figure]:
+    """Mean times of requests and the energy of a token; the source is "simulated" or "measured"."""
+    found = {
+        f"mean time to first token, {source}": _Figure(format_seconds(result.ttft), result.ttft),
+        f"mean time between tokens, {source}": _Figure(format_seconds(result.tbt), result.tbt),
+    }
+    if result.energy is not None:
+        each = result.energy.joules / result.generated
+        found[f"energy, {source}"] = _Figure(f"{digits(each)} J/token", each)
+    return found
 
 
 def _name(variant: Variant) -> str:
@@ -139,12 +153,10 @@ def _name(variant: Variant) -> str:
 
 def _told(settings: Settings) -> list[str]:
     """Every choice of some settings, in words."""
-    ranges = ranges_of(settings.pipeline)
-    wired = "; ".join(_wired(each.pipeline) for each in ranges)
     return [
         settings.model.name,
         settings.machine.name,
-        wired,
+        _wirings(settings),
         settings.schedule.name,
         f"{getattr(settings.schedule, 'micro_batches', 'no')} micro-batches",
         type(settings.scheduler).__name__,
@@ -157,12 +169,21 @@ def _told(settings: Settings) -> list[str]:
     ]
 
 
+def _wirings(settings: Settings) -> str:
+    """The wiring of each range of layers, in words."""
+    return "; ".join(_wired(each.pipeline) for each in ranges_of(settings.pipeline))
+
+
 def _wired(pipeline: Pipeline) -> str:
-    """Operations on the CPU and tensors that are streamed, in words."""
-    on_cpu = [stage.op.name for stage in pipeline.stages if stage.device is Place.CPU]
+    """Operations on the CPU with their options and tensors that are streamed, in words."""
+    on_cpu = [_operation(stage) for stage in pipeline.stages if stage.device is Place.CPU]
     streamed = [item.name for item in pipeline.fetches]
     where = f"{listed(on_cpu)} on the CPU" if on_cpu else "all on the GPU"
     return f"{where}, {listed(streamed)} streamed" if streamed else where
+
+
+def _operation(stage: Stage) -> str:
+    return f"{stage.op.name} ({', '.join(stage.options)})" if stage.options else stage.op.name
 
 
 def _is_best(name: str, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> bool:
