@@ -132,7 +132,7 @@ def test_every_package_has_a_page_with_its_place_and_all_of_its_files() -> None:
 def test_the_imports_that_a_page_tells_are_those_of_the_modules() -> None:
     packages = from_docs("packages")
     assert packages.imports(ROOT / "workbench" / "core") == []
-    assert packages.imports(ROOT / "workbench" / "kernels") == ["kernels_cpu", "kernels_triton"]
+    assert packages.imports(ROOT / "workbench" / "kernels") == ["hardware", "kernels_cpu", "kernels_triton"]
     assert "serving" in packages.importers(ROOT / "workbench" / "scenario")
 
 
