@@ -16,6 +16,7 @@ import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.units import four_digits
 from workbench.engine import RunState
 from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected
@@ -89,12 +90,18 @@ def test_everything_is_shown_at_the_start(desk):
     assert shown["figures"]["rows"][0]["source"] == "bound"
 
 
+def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
+    rates = (296.3, 8083.0, 10_715.0, 31_994.0)
+    assert [digits(rate) for rate in rates] == ["296", "8,083", "10,720", "31,990"]
+    assert [four_digits(rate) for rate in rates[2:]] == [digits(rate) for rate in rates[2:]]
+
+
 def test_figures_are_those_of_plain_calls(desk):
     shown = desk.drawn()
     settings = desk.studio.settings
     simulated = wb.simulate(settings.scenario(), settings.schedule)
     (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
-    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+    assert row["gen_tok_s"] == digits(simulated.gen_tok_s)
     bound = wb.bound(settings.scenario(), settings.schedule)
     assert row["of_bound"] == pytest.approx(simulated.gen_tok_s / bound.gen_tok_s)
 
@@ -393,7 +400,7 @@ def test_new_settings_overtake_old_ones(desk):
     shown = desk.drawn()
     (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
     simulated = wb.simulate(desk.studio.settings.scenario(), desk.studio.settings.schedule)
-    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+    assert row["gen_tok_s"] == digits(simulated.gen_tok_s)
 
 
 def test_a_sweep_is_spread_over_what_works(desk):

@@ -122,8 +122,8 @@ class Variants:
         if runs:
             found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
         if isinstance(result, Result) and int(result.facts["requests"]) == settings.requests:
-            found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
-            found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)
+            found["mean time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
+            found["mean time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)
             if result.energy is not None:
                 each = result.energy.joules / result.generated
                 found["energy"] = _Figure(f"{digits(each)} J/token", each)

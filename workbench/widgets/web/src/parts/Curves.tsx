@@ -1,7 +1,7 @@
 import { useRef, useState, type PointerEvent, type ReactNode } from "react";
 
 import type { Curves as CurvesTrait, Line } from "../contract";
-import { amount } from "../format";
+import { amount, rate } from "../format";
 import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
 import { apart } from "./apart";
@@ -127,7 +127,7 @@ function Values({ curves, at, x, right, ys }: { curves: CurvesTrait; at: number;
     <g key={`${keyOf(line)} ${value}`} className={classesOf(curves, schedules, line)}>
       <path className="wb-value-line" d={`M${x} ${ys.at(value)}L${x + side * (VALUE.beside - 2)} ${heights[index]}`} />
       <text className="wb-value" x={x + side * VALUE.beside} y={heights[index]! + 4} textAnchor={side > 0 ? "start" : "end"}>
-        {amount(value, curves.y.unit ?? "")}
+        {rate(value)}
       </text>
     </g>
   ));
@@ -181,7 +181,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
             {lineWords(line)}
-            {value !== undefined && <b>{amount(value, "")}</b>}
+            {value !== undefined && <b>{rate(value)}</b>}
           </li>
         );
       })}
@@ -197,14 +197,14 @@ function lineWords({ name, kind }: Line): string {
 
 // "VSLPipe, measured: 330 output tokens/s at KV capacity 70 GB".
 function pointWords({ x, y }: CurvesTrait, line: Line, [place, value]: [number, number]): string {
-  return `${lineWords(line)}: ${amount(value, "")} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
+  return `${lineWords(line)}: ${rate(value)} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
 }
 
 function spoken({ x, y, at, lines }: CurvesTrait): string {
   const said = lines.map((line) => {
     const best = line.points.reduce((top, point) => (point[1] > top[1] ? point : top), [0, 0] as [number, number]);
-    const now = line.points.filter((point) => point[0] === at).map((point) => `, ${amount(point[1], "")} at the present value`);
-    return `${line.name}, ${line.kind}: at most ${amount(best[1], "")} at ${amount(best[0], x.unit ?? "")}${now.join("")}`;
+    const now = line.points.filter((point) => point[0] === at).map((point) => `, ${rate(point[1])} at the present value`);
+    return `${line.name}, ${line.kind}: at most ${rate(best[1])} at ${amount(best[0], x.unit ?? "")}${now.join("")}`;
   });
   return `${capital(y.label)} over ${x.label}. ${said.join("; ")}`;
 }

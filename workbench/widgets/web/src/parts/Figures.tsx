@@ -12,8 +12,8 @@ import { schedulesOf, toneOf } from "./tones";
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
 const COLUMNS: [Column, string, string][] = [
-  ["ttft", "TTFT", "time to the first token"],
-  ["tbt", "TBT", "time between tokens"],
+  ["ttft", "Mean TTFT", "mean time to the first token of a request; the gauges of a run tell the median"],
+  ["tbt", "Mean TBT", "mean time between the tokens of a request; the gauges of a run tell the median"],
   ["seconds", "Takes", "time until the last request is served"],
   ["energy", "Energy", "energy per output token"],
   ["preemptions", "Preempted", "sequences that lost their KV cache and were computed again"],
