@@ -400,6 +400,18 @@ def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
     reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
 
 
+def test_lanes_tell_the_memories_of_the_machine_that_is_set_where_there_are_no_figures(opened):
+    builder = opened("vslpipe")
+    sizes = builder.page.locator(".wb-lane .wb-lane-size")
+    assert sizes.all_text_contents() == ["16 GB", "265 GB"]
+    builder.page.evaluate(
+        "fake.put({settings: {...fake.state.settings, memory: {gpu: '80 GB', cpu: '1 TB'}},"
+        " figures: {...fake.state.figures, rows: [], ledger: []}})"
+    )
+    sizes.filter(has_text="1 TB").wait_for()
+    assert sizes.all_text_contents() == ["80 GB", "1 TB"]
+
+
 def test_the_view_is_busy_until_python_has_answered(opened):
     builder = opened("vslpipe", delay=300)
     view = builder.page.locator(".wb-builder")

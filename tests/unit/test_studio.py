@@ -16,7 +16,7 @@ import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
-from workbench.core.units import four_digits
+from workbench.core.units import format_bytes, four_digits
 from workbench.engine import RunState
 from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected
@@ -94,6 +94,18 @@ def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
     rates = (296.3, 8083.0, 10_715.0, 31_994.0)
     assert [digits(rate) for rate in rates] == ["296", "8,083", "10,720", "31,990"]
     assert [four_digits(rate) for rate in rates[2:]] == [digits(rate) for rate in rates[2:]]
+
+
+def test_the_sizes_of_memories_are_told_where_there_are_no_figures(desk):
+    before = desk.drawn()["settings"]["memory"]
+    desk.say("set", name="machine", value=desk.control("machine")["options"][-1]["value"]).say("clear")
+    machine = desk.studio.settings.limited
+    shown = desk.shown["settings"]["memory"]
+    assert desk.drawn()["figures"]["ledger"] == []
+    assert shown == {"gpu": format_bytes(machine.gpu.memory), "cpu": format_bytes(machine.cpu.memory)}
+    assert shown != before
+    desk.say("undo").say("undo")
+    assert desk.shown["settings"]["memory"] == before
 
 
 def test_figures_are_those_of_plain_calls(desk):

@@ -139,6 +139,7 @@ export type Control = Choice | Slider | Flag;
 
 export interface Settings {
   groups: { title: string; controls: Control[] }[];
+  memory?: Record<Device, string>; // size of the memory of each device
 }
 
 export interface FigureRow {
