@@ -400,6 +400,18 @@ def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
     reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
 
 
+def test_what_is_not_computed_during_a_run_is_not_called_computing(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate(
+        "fake.put({figures: {...fake.state.figures, pending: true}, curves: {...fake.state.curves, busy: true}})"
+    )
+    computing = builder.page.get_by_text("computing…")
+    assert computing.count() == 2
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    builder.page.get_by_text("the rest is computed after the run").nth(1).wait_for()
+    assert computing.count() == 0
+
+
 def test_lanes_tell_the_memories_of_the_machine_that_is_set_where_there_are_no_figures(opened):
     builder = opened("vslpipe")
     sizes = builder.page.locator(".wb-lane .wb-lane-size")

@@ -6,6 +6,7 @@ import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
 import { apart } from "./apart";
 import { Choice } from "./Choice";
+import { Computing } from "./Computing";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
@@ -41,7 +42,7 @@ function Over({ curves }: { curves: CurvesTrait }): ReactNode {
   const choose = (name: string): void => talk.newest("axis", { do: "axis", name });
   return (
     <div className="wb-over">
-      {busy && <span className="wb-sample">computing…</span>}
+      {busy && <Computing />}
       {axis !== undefined && options.length > 1 ? (
         <Choice inline control={{ label: "over", value: axis, options }} onChoose={choose} />
       ) : (

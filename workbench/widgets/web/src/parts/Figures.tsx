@@ -3,6 +3,7 @@ import type { ReactNode } from "react";
 import type { FigureRow, Wiring } from "../contract";
 import { useBench, useBroken, useHeld, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
+import { Computing } from "./Computing";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
@@ -30,7 +31,7 @@ export function Figures(): ReactNode {
   const main = mainRow(rows);
   const schedules = schedulesOf({ rows });
   return (
-    <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
+    <Panel title="Figures" name="figures" beside={pending && <Computing />}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
       {!problem && (broken || (!pending && rows.length === 0)) && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} measured={rows.find((row) => row.source === "measured" && row.name === main.name)} sample={sample} />}
@@ -123,7 +124,7 @@ function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; 
     talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
   };
   const none = row.pending ? "…" : "–";
-  const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
+  const about = row.pending ? (held ? "is computed after the run" : "is being computed") : row.why || (row.limited && `limited by ${row.limited}`);
   return (
     <tbody className={row.chosen ? "wb-chosen" : offered ? "wb-offered" : ""} onClick={offered ? choose : undefined}>
       <tr className={row.why ? "wb-off" : ""}>
