@@ -398,6 +398,21 @@ def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
     assert "requests" not in reading.inner_text()
     builder.page.evaluate("fake.put({figures: {...fake.state.figures, sample: 'first 2,000 of 20,000 requests'}})")
     reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
+    bar = builder.page.get_by_role("toolbar", name="Wiring")
+    assert "631 output tokens/s with first 2,000 of 20,000 requests" in bar.inner_text()
+
+
+def test_a_legend_says_a_sample_only_where_the_point_is_one(opened):
+    builder = opened("vslpipe")
+    legend = builder.page.locator(".wb-legend li", has_text="Sequential")
+    assert "a sample" in legend.inner_text()
+    assert "some of the requests" in legend.get_attribute("title")
+    builder.page.evaluate(
+        "fake.put({curves: {...fake.state.curves,"
+        " lines: fake.state.curves.lines.map(each => ({...each, sampled: [8e9]}))}})"
+    )
+    legend.filter(has_not_text="a sample").wait_for()
+    assert legend.get_attribute("title") is None
 
 
 def test_what_is_not_computed_during_a_run_is_not_called_computing(opened):

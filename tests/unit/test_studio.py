@@ -6,6 +6,7 @@ import math
 import sys
 import time
 import weakref
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -539,9 +540,35 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings), True] = pace
     drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
-    points = _Points({}, set(), {})
+    points = _Points({}, defaultdict(list), {})
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
+    assert points.sampled == {name: [1.0] for name, _ in kinds}
+
+
+def test_a_sample_of_all_requests_is_the_whole_for_quick_questions_too(monkeypatch):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    predictions = Predictions()
+    monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
+    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 6)
+    assert predictions.simulation(settings, VSLPipe(), soon=True).facts["requests"] == "1"
+    whole = predictions.simulation(settings, VSLPipe())
+    assert whole.facts["requests"] == "6"
+    assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
+
+
+def test_curves_are_busy_until_those_of_all_requests_are_drawn(monkeypatch):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    predictions = Predictions()
+    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 0)
+    shown = list[dict]()
+    publish = lambda **parts: shown.append(parts["curves"]) if "curves" in parts else None  # noqa: E731
+    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, lambda _: None, publish)
+    drawing._draw(settings, lambda: False)
+    last, before = shown[-1], shown[-2]
+    assert (before["busy"], last["busy"]) == (True, False)
+    sampled = [next(line["sampled"] for line in each["lines"] if line["name"] == "VSLPipe") for each in (before, last)]
+    assert [last["at"] in each for each in sampled] == [True, False]
 
 
 def test_nothing_large_is_kept_of_a_simulation():

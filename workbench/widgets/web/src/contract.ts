@@ -189,6 +189,7 @@ export interface Line {
   kind: "bound" | "simulated" | "measured" | "sample";
   points: [number, number][];
   stale?: boolean; // of the settings before
+  sampled?: number[]; // places of the points that are of a sample of the requests
 }
 
 export interface Field {

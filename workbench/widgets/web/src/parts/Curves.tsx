@@ -6,7 +6,7 @@ import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
 import { apart } from "./apart";
 import { Choice } from "./Choice";
-import { Computing } from "./Computing";
+import { Computing, SAMPLE } from "./Computing";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
@@ -176,12 +176,12 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
       {freshOf(curves).map((line) => {
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
-          <li key={keyOf(line)}>
+          <li key={keyOf(line)} title={isSample(line, at) ? SAMPLE : undefined}>
             <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, schedules, line)}>
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
-            {lineWords(line)}
+            {lineWords(line, at)}
             {value !== undefined && <b>{rate(value)}</b>}
           </li>
         );
@@ -191,14 +191,20 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
   );
 }
 
-function lineWords({ name, kind }: Line): string {
-  if (kind === "bound" || kind === "simulated" || kind === name) return name;
-  return `${name}, ${kind === "sample" ? "a sample" : kind}`;
+function lineWords(line: Line, at: number | null): string {
+  const { name, kind } = line;
+  if (isSample(line, at)) return `${name}, a sample`;
+  return kind === "measured" && kind !== name ? `${name}, ${kind}` : name;
+}
+
+// True where a point is simulated with a sample of the requests; without a place, where any point is.
+function isSample({ kind, sampled }: Line, at: number | null): boolean {
+  return kind === "sample" && (at === null || (sampled?.includes(at) ?? true));
 }
 
 // "VSLPipe, measured: 330 output tokens/s at KV capacity 70 GB".
 function pointWords({ x, y }: CurvesTrait, line: Line, [place, value]: [number, number]): string {
-  return `${lineWords(line)}: ${rate(value)} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
+  return `${lineWords(line, place)}: ${rate(value)} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
 }
 
 function spoken({ x, y, at, lines }: CurvesTrait): string {

@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import type { FigureRow, Wiring } from "../contract";
 import { useBench, useBroken, useHeld, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
-import { Computing } from "./Computing";
+import { Computing, SAMPLE } from "./Computing";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
@@ -88,7 +88,7 @@ function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRo
       <p className="wb-reading-main">
         <b>{row.gen_tok_s}</b> output tokens/s
         {sample && (
-          <span className="wb-reading-sample" title="All requests are simulated once the settings rest">
+          <span className="wb-reading-sample" title={SAMPLE}>
             {sample}
           </span>
         )}

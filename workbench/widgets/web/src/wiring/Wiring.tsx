@@ -47,9 +47,10 @@ export function Wiring(): ReactNode {
   const gpu = useOf("settings", ({ memory }) => memory?.gpu ?? "");
   const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
-  const rate = useOf("figures", ({ rows, problem, sample }) => {
+  const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
     const known = mainRow(rows)?.gen_tok_s;
-    return known ? `${known} output tokens/s${sample && " of a sample"}` : problem && "no figures; Figures tells why";
+    const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
+    return known ? `${known} output tokens/s${of}` : problem && "no figures; Figures tells why";
   });
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
