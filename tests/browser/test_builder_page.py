@@ -398,6 +398,45 @@ def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
     assert "requests" not in reading.inner_text()
     builder.page.evaluate("fake.put({figures: {...fake.state.figures, sample: 'first 2,000 of 20,000 requests'}})")
     reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
+    bar = builder.page.get_by_role("toolbar", name="Wiring")
+    assert "631 output tokens/s with first 2,000 of 20,000 requests" in bar.inner_text()
+
+
+def test_a_legend_says_a_sample_only_where_the_point_is_one(opened):
+    builder = opened("vslpipe")
+    legend = builder.page.locator(".wb-legend li", has_text="Sequential")
+    assert "a sample" in legend.inner_text()
+    assert "some of the requests" in legend.get_attribute("title")
+    builder.page.evaluate(
+        "fake.put({curves: {...fake.state.curves,"
+        " lines: fake.state.curves.lines.map(each => ({...each, sampled: [8e9]}))}})"
+    )
+    legend.filter(has_not_text="a sample").wait_for()
+    assert legend.get_attribute("title") is None
+
+
+def test_what_is_not_computed_during_a_run_is_not_called_computing(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate(
+        "fake.put({figures: {...fake.state.figures, pending: true}, curves: {...fake.state.curves, busy: true}})"
+    )
+    computing = builder.page.get_by_text("computing…")
+    assert computing.count() == 2
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    builder.page.get_by_text("the rest is computed after the run").nth(1).wait_for()
+    assert computing.count() == 0
+
+
+def test_lanes_tell_the_memories_of_the_machine_that_is_set_where_there_are_no_figures(opened):
+    builder = opened("vslpipe")
+    sizes = builder.page.locator(".wb-lane .wb-lane-size")
+    assert sizes.all_text_contents() == ["16 GB", "265 GB"]
+    builder.page.evaluate(
+        "fake.put({settings: {...fake.state.settings, memory: {gpu: '80 GB', cpu: '1 TB'}},"
+        " figures: {...fake.state.figures, rows: [], ledger: []}})"
+    )
+    sizes.filter(has_text="1 TB").wait_for()
+    assert sizes.all_text_contents() == ["80 GB", "1 TB"]
 
 
 def test_the_view_is_busy_until_python_has_answered(opened):

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 import weakref
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,11 @@ import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+<<<<<<< HEAD
 from workbench.core.units import format_seconds
+=======
+from workbench.core.units import format_bytes, four_digits
+>>>>>>> w1
 from workbench.engine import RunState
 from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
@@ -90,12 +95,30 @@ def test_everything_is_shown_at_the_start(desk):
     assert shown["figures"]["rows"][0]["source"] == "bound"
 
 
+def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
+    rates = (296.3, 8083.0, 10_715.0, 31_994.0)
+    assert [digits(rate) for rate in rates] == ["296", "8,083", "10,720", "31,990"]
+    assert [four_digits(rate) for rate in rates[2:]] == [digits(rate) for rate in rates[2:]]
+
+
+def test_the_sizes_of_memories_are_told_where_there_are_no_figures(desk):
+    before = desk.drawn()["settings"]["memory"]
+    desk.say("set", name="machine", value=desk.control("machine")["options"][-1]["value"]).say("clear")
+    machine = desk.studio.settings.limited
+    shown = desk.shown["settings"]["memory"]
+    assert desk.drawn()["figures"]["ledger"] == []
+    assert shown == {"gpu": format_bytes(machine.gpu.memory), "cpu": format_bytes(machine.cpu.memory)}
+    assert shown != before
+    desk.say("undo").say("undo")
+    assert desk.shown["settings"]["memory"] == before
+
+
 def test_figures_are_those_of_plain_calls(desk):
     shown = desk.drawn()
     settings = desk.studio.settings
     simulated = wb.simulate(settings.scenario(), settings.schedule)
     (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
-    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+    assert row["gen_tok_s"] == digits(simulated.gen_tok_s)
     bound = wb.bound(settings.scenario(), settings.schedule)
     assert row["of_bound"] == pytest.approx(simulated.gen_tok_s / bound.gen_tok_s)
 
@@ -409,7 +432,7 @@ def test_new_settings_overtake_old_ones(desk):
     shown = desk.drawn()
     (row,) = (row for row in shown["figures"]["rows"] if row["chosen"])
     simulated = wb.simulate(desk.studio.settings.scenario(), desk.studio.settings.schedule)
-    assert row["gen_tok_s"] == f"{simulated.gen_tok_s:,.0f}"
+    assert row["gen_tok_s"] == digits(simulated.gen_tok_s)
 
 
 def test_a_sweep_is_spread_over_what_works(desk):
@@ -536,9 +559,35 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings), True] = pace
     drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
-    points = _Points({}, set(), {})
+    points = _Points({}, defaultdict(list), {})
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
+    assert points.sampled == {name: [1.0] for name, _ in kinds}
+
+
+def test_a_sample_of_all_requests_is_the_whole_for_quick_questions_too(monkeypatch):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    predictions = Predictions()
+    monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
+    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 6)
+    assert predictions.simulation(settings, VSLPipe(), soon=True).facts["requests"] == "1"
+    whole = predictions.simulation(settings, VSLPipe())
+    assert whole.facts["requests"] == "6"
+    assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
+
+
+def test_curves_are_busy_until_those_of_all_requests_are_drawn(monkeypatch):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    predictions = Predictions()
+    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 0)
+    shown = list[dict]()
+    publish = lambda **parts: shown.append(parts["curves"]) if "curves" in parts else None  # noqa: E731
+    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, lambda _: None, publish)
+    drawing._draw(settings, lambda: False)
+    last, before = shown[-1], shown[-2]
+    assert (before["busy"], last["busy"]) == (True, False)
+    sampled = [next(line["sampled"] for line in each["lines"] if line["name"] == "VSLPipe") for each in (before, last)]
+    assert [last["at"] in each for each in sampled] == [True, False]
 
 
 def test_nothing_large_is_kept_of_a_simulation():

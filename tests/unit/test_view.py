@@ -331,6 +331,20 @@ def test_a_run_is_started_watched_paused_and_finished(view, runs):
     assert view.live["can"]
 
 
+def test_the_gauges_of_a_run_that_has_ended_tell_the_rate_of_its_text(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    (run,) = runs
+    run.serve(3, 48)
+    run.progress = replace(run.progress, seconds=3.2)  # as of now; the last iteration ended at 3 s
+    until(lambda: "15 tokens/s so far" in view.live["text"])
+    run.finish()
+    until(lambda: not view.studio.runs.busy)
+    assert "16 tokens/s" in view.live["text"]
+    *_, notes = view.studio.runs._samples[-1]
+    assert notes[0].endswith("whole run 16 tok/s")
+
+
 def test_a_finished_run_joins_the_figures_the_curves_and_the_lanes(view, runs):
     say(view, "start")
     until(lambda: bool(runs))
@@ -552,6 +566,14 @@ def test_a_long_iteration_leaves_the_rate_of_the_last_ones():
     output = monitor.read(Progress(seconds=9.0, iterations=2, emitted=20))[0]
     assert output.value == pytest.approx(10)
     assert output.note == "last 1 s; whole run 10 tok/s"
+
+
+def test_the_rate_of_a_run_that_has_ended_is_until_its_last_iteration():
+    monitor = Monitor()
+    monitor.read(Progress(seconds=2.1, iterations=2, emitted=20))
+    ended = Progress(seconds=2.0, iterations=2, emitted=20)
+    assert monitor.read(ended)[0].note == "last 2 s; whole run 10 tok/s"
+    assert monitor.rate == pytest.approx(10)
 
 
 def test_of_values_that_wait_only_the_newest_is_worked_on():

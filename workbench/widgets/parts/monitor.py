@@ -55,10 +55,18 @@ class Monitor:
         self._ends: deque[Progress] = deque([Progress()])
         self._seen: deque[Progress] = deque([Progress()])
 
+    @property
+    def rate(self) -> float:
+        """Output tokens/s of the whole run, until its last iteration ended."""
+        last = self._ends[-1]
+        return _rate(last.emitted, last.seconds)
+
     def read(self, now: Progress) -> list[Reading]:
         """Compute the readings at this snapshot."""
         if now.iterations > self._ends[-1].iterations:
             self._ends.append(now)
+        elif now.seconds < self._ends[-1].seconds:  # of a run that has ended, when its last iteration did
+            self._ends[-1] = now
         self._seen.append(now)
         for kept in (self._ends, self._seen):
             while len(kept) > 2 and now.seconds - kept[1].seconds > self._window:
@@ -71,7 +79,7 @@ class Monitor:
         prompt = _rate(last.prefill - first.prefill, window)
         used = now.used_blocks / now.blocks if now.blocks else 0.0
         return [
-            Reading(output, _tokens(output), _note(window, _tokens(_rate(now.emitted, last.seconds)))),
+            Reading(output, _tokens(output), _note(window, _tokens(self.rate))),
             Reading(prompt, _tokens(prompt), _note(window, _tokens(_rate(now.prefill, last.seconds)))),
             _times(now.ttft),
             _times(now.tbt),

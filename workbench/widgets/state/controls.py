@@ -243,7 +243,7 @@ class Controls:
         return next(control for control in self if control.name == name)
 
     def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
-        """All controls for the browser, without those that have no meaning at these settings.
+        """All controls for the browser, without those that have no meaning at these settings, and both memories' sizes.
 
         `refused` says why settings do not go together.
         """
@@ -251,7 +251,9 @@ class Controls:
         for title, controls in self.groups.items():
             shown = [plain for control in controls if (plain := control.plain(settings, refused)) is not None]
             groups.append({"title": title, "controls": shown})
-        return {"groups": groups}
+        machine = settings.limited
+        memory = {"gpu": format_bytes(machine.gpu.memory), "cpu": format_bytes(machine.cpu.memory)}
+        return {"groups": groups, "memory": memory}
 
     @property
     def models(self) -> Iterable[ModelConfig]:

@@ -174,7 +174,7 @@ class Drawing:
             self._publish(figures=self._figures(settings, found, prices))
             if soon:
                 sampled = any(_sample(each, settings.requests) for each in found.values())
-                self._curves(settings, overtaken)
+                self._curves(settings, overtaken, more=sampled)
             elif sampled:  # the points at the present value are of all requests now
                 self._curves(settings, overtaken, again=True)
 
@@ -246,23 +246,28 @@ class Drawing:
 
     def _first_curves(self, settings: Settings, overtaken: Callable[[], bool], *, of: str) -> Plain:
         """The curves as soon as one of them has a point, at the present value or where there is one next to it."""
-        points = _Points({}, set(), {})
+        points = _Points({}, defaultdict(list), {})
         for points in self._points(settings, overtaken):
             if of in points.of:
                 break
         return self._drawn_curves(settings, points, busy=True)
 
-    def _curves(self, settings: Settings, overtaken: Callable[[], bool], *, again: bool = False) -> None:
-        """Draw bound and schedules over one setting; `again`, with most points known, not before all are."""
+    def _curves(
+        self, settings: Settings, overtaken: Callable[[], bool], *, again: bool = False, more: bool = False
+    ) -> None:
+        """Draw bound and schedules over one setting; `again`, with most points known, not before all are.
+
+        The curves stay busy if there is `more` to draw.
+        """
         due = math.inf if again else time.monotonic() + _PATIENCE
-        points = _Points({}, set(), {})
+        points = _Points({}, defaultdict(list), {})
         for points in self._points(settings, overtaken):
             if time.monotonic() > due:
                 self._publish(curves=self._drawn_curves(settings, points, busy=True))
                 due = time.monotonic() + _PATIENCE
         drawn = self._drawn_curves(settings, points, busy=False)
         self._shown = [each for each in drawn["lines"] if each["kind"] != "measured"]
-        self._publish(curves=drawn)
+        self._publish(curves={**drawn, "busy": more})
 
     def _drawn_over(self, settings: Settings) -> Slider:
         """The setting over which curves are drawn."""
@@ -279,7 +284,7 @@ class Drawing:
         axis = self._drawn_over(settings)
         values = tuple(step.value for step in axis.steps(settings))
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
-        points = _Points({}, set(), {})
+        points = _Points({}, defaultdict(list), {})
         schedules = [each for each in self._schedules(settings) if each != settings.schedule]
         rounds = ([settings.schedule], schedules) if schedules and loader().there else ([settings.schedule],)
         for drawn in rounds:  # the chosen schedule and the bound are complete before the others begin
@@ -309,7 +314,7 @@ class Drawing:
         if isinstance(found, Refused) or (not small and self._predictions.is_small(found, at)):
             return
         if _sample(found, at.requests):
-            points.sampled.add(name)
+            points.sampled[name].append(where)
         rate = self._predictions.of_all(found, at)
         points.of.setdefault(name, []).append((where, rate))
         if rate > 0:
@@ -318,7 +323,10 @@ class Drawing:
     def _drawn_curves(self, settings: Settings, points: _Points, *, busy: bool) -> Plain:
         """The curves so far; while they are not complete, with the last complete ones behind them."""
         axis = self._drawn_over(settings)
-        lines = [line(name, points.kind(name), found) for name, found in points.of.items()]
+        lines = [
+            {**line(name, points.kind(name), found), "sampled": list(points.sampled.get(name, ()))}
+            for name, found in points.of.items()
+        ]
         runs = defaultdict[str, list[tuple[float, float]]](list)
         for at, run in self._measured():
             if _differ_in(axis, at, settings):
@@ -388,14 +396,14 @@ class _Points(NamedTuple):
     ----------
     of : dict of str to list of (float, float)
         Places on the axis, and rates [output tokens/s].
-    sampled : set of str
-        The schedules of which some points are samples.
+    sampled : dict of str to list of float
+        Places on the axis where a schedule's point is of a sample of the requests.
     seconds : dict of str to list of (float, float)
         Places on the axis, and the times that runs take there [s].
     """
 
     of: dict[str, list[tuple[float, float]]]
-    sampled: set[str]
+    sampled: defaultdict[str, list[float]]
     seconds: dict[str, list[tuple[float, float]]]
 
     def takes(self, at: float) -> dict[str, float]:

@@ -175,7 +175,10 @@ class Predictions:
         return min(settings.requests, max(1, round(max(in_time, min(filling, in_time * FULL / longest)))))
 
     def _simulated(self, settings: Settings, until: Callable[[], bool]) -> Result | Refused | None:
-        """A simulation of the sample of these settings, which is kept; None if it was stopped."""
+        """A simulation of the sample of these settings, which is kept; None if it was stopped.
+
+        One of a sample that has all requests is kept as the whole.
+        """
         found = self._simulations.get(settings)
         if found is not None:
             return found
@@ -185,7 +188,8 @@ class Predictions:
             self._note_pace(settings, found, perf_counter() - begin)
             if found.stopped:
                 return None
-        self._simulations[settings] = found
+        whole = settings.sample == settings.requests
+        self._simulations[settings.on(sample=0) if whole else settings] = found
         return found
 
     def _note_pace(self, settings: Settings, found: Result, seconds: float) -> None:

@@ -208,13 +208,13 @@ class Runs:
             pause.wait(PERIOD)
             over = run.state.ended  # read before the progress, so that the last update has the final figures
             progress = run.progress
-            if progress.iterations and progress.seconds > seconds:
-                seconds = progress.seconds
+            if progress.iterations and (over or progress.seconds > seconds):
+                seconds = max(seconds, progress.seconds)
                 values, texts, notes = zip(*monitor.read(progress), strict=True)
                 sample = [seconds, values, texts, notes]
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
-            self._publish(_told(run, progress, of(over), simulated, time.perf_counter() - begin))
+            self._publish(_told(run, progress, of(over), monitor.rate, simulated, time.perf_counter() - begin))
 
     def _clear(self) -> None:
         """Take the samples of the run before away."""
@@ -259,7 +259,7 @@ def _has_failed(run: LiveRun) -> bool:
     return run.state is RunState.FAILED
 
 
-def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: float) -> Plain:
+def _told(run: LiveRun, progress: Progress, of: str, rate: float, simulated: str, elapsed: float) -> Plain:
     """The state of a run for the browser, which began some seconds ago."""
     state = run.state
     taken = format_seconds(progress.seconds) if progress.seconds else "0 s"
@@ -268,7 +268,7 @@ def _told(run: LiveRun, progress: Progress, of: str, simulated: str, elapsed: fl
         text = f"{of}no iteration has ended after {elapsed:.0f} s; the first one has the most prompts"
     if progress.emitted:
         so_far = "" if state.ended else " so far"
-        text += f": {digits(progress.emitted / progress.seconds)} tokens/s{so_far}{simulated}"
+        text += f": {digits(rate)} tokens/s{so_far}{simulated}"
     if _has_failed(run):
         text = f"{of}{run.error}"
     ended = time.time() if state.ended else None

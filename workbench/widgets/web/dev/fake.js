@@ -170,6 +170,7 @@ function codeOf(ranges) {
 }
 
 const SETTINGS = {
+  memory: { gpu: "16 GB", cpu: "265 GB" },
   groups: [
     {
       title: "Model and machine",

@@ -139,6 +139,7 @@ export type Control = Choice | Slider | Flag;
 
 export interface Settings {
   groups: { title: string; controls: Control[] }[];
+  memory?: Record<Device, string>; // size of the memory of each device
 }
 
 export interface FigureRow {
@@ -188,6 +189,7 @@ export interface Line {
   kind: "bound" | "simulated" | "measured" | "sample";
   points: [number, number][];
   stale?: boolean; // of the settings before
+  sampled?: number[]; // places of the points that are of a sample of the requests
 }
 
 export interface Field {

@@ -44,6 +44,11 @@ export function percent(share: number): string {
   return `${value > 0 && value < 1 ? "<1" : Math.round(value)}${NARROW}%`;
 }
 
+// A throughput as Python writes it: in four digits at most before the point.
+export function rate(value: number): string {
+  return digits(Math.abs(value) >= 1000 ? Number(value.toPrecision(4)) : value);
+}
+
 // A number on an axis or under the pointer, in the axis' unit.
 export function amount(value: number, unit: string): string {
   if (unit === "B") return bytes(value);

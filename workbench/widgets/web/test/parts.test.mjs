@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { crc32 } from "node:zlib";
 
-import { amount, bytes, flops, percent, roughly, seconds } from "../src/format.ts";
+import { amount, bytes, flops, percent, rate, roughly, seconds } from "../src/format.ts";
 import { apart } from "../src/parts/apart.ts";
 import { runTitle } from "../src/parts/runTitle.ts";
 import { scale } from "../src/parts/scale.ts";
@@ -21,6 +21,7 @@ test("quantities have three digits, or all before the point, and a unit", () => 
   assert.deepEqual(said.map(plain), ["0 B", "999 B", "1 kB", "2.82 GB", "70 GB", "11.4 TFLOP", "1.2 ms", "0 s", "80 µs", "61 s", "34 %", "<1 %", "0 %"]);
   assert.equal(plain(amount(70e9, "B")), "70 GB");
   assert.equal(plain(amount(1234, "")), "1,234");
+  assert.deepEqual([296.3, 8083.4, 10_715.2, 31_994].map(rate), ["296", "8,083", "10,720", "31,990"]);
 });
 
 test("cards and transfers read as a sentence", () => {

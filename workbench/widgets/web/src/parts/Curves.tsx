@@ -1,11 +1,12 @@
 import { useRef, useState, type PointerEvent, type ReactNode } from "react";
 
 import type { Curves as CurvesTrait, Line } from "../contract";
-import { amount } from "../format";
+import { amount, rate } from "../format";
 import { useBench, useOf, useTrait, useWidth } from "../hooks";
 import { capital } from "../wiring/words";
 import { apart } from "./apart";
 import { Choice } from "./Choice";
+import { Computing, SAMPLE } from "./Computing";
 import { ACTIVE } from "./Live";
 import { Panel } from "./Panel";
 import { type Scale, scale } from "./scale";
@@ -41,7 +42,7 @@ function Over({ curves }: { curves: CurvesTrait }): ReactNode {
   const choose = (name: string): void => talk.newest("axis", { do: "axis", name });
   return (
     <div className="wb-over">
-      {busy && <span className="wb-sample">computing…</span>}
+      {busy && <Computing />}
       {axis !== undefined && options.length > 1 ? (
         <Choice inline control={{ label: "over", value: axis, options }} onChoose={choose} />
       ) : (
@@ -127,7 +128,7 @@ function Values({ curves, at, x, right, ys }: { curves: CurvesTrait; at: number;
     <g key={`${keyOf(line)} ${value}`} className={classesOf(curves, schedules, line)}>
       <path className="wb-value-line" d={`M${x} ${ys.at(value)}L${x + side * (VALUE.beside - 2)} ${heights[index]}`} />
       <text className="wb-value" x={x + side * VALUE.beside} y={heights[index]! + 4} textAnchor={side > 0 ? "start" : "end"}>
-        {amount(value, curves.y.unit ?? "")}
+        {rate(value)}
       </text>
     </g>
   ));
@@ -175,13 +176,13 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
       {freshOf(curves).map((line) => {
         const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
         return (
-          <li key={keyOf(line)}>
+          <li key={keyOf(line)} title={isSample(line, at) ? SAMPLE : undefined}>
             <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, schedules, line)}>
               <path d="M1 5H21" />
               {line.kind === "measured" && <circle cx={11} cy={5} r={4} />}
             </svg>
-            {lineWords(line)}
-            {value !== undefined && <b>{amount(value, "")}</b>}
+            {lineWords(line, at)}
+            {value !== undefined && <b>{rate(value)}</b>}
           </li>
         );
       })}
@@ -190,21 +191,27 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
   );
 }
 
-function lineWords({ name, kind }: Line): string {
-  if (kind === "bound" || kind === "simulated" || kind === name) return name;
-  return `${name}, ${kind === "sample" ? "a sample" : kind}`;
+function lineWords(line: Line, at: number | null): string {
+  const { name, kind } = line;
+  if (isSample(line, at)) return `${name}, a sample`;
+  return kind === "measured" && kind !== name ? `${name}, ${kind}` : name;
+}
+
+// True where a point is simulated with a sample of the requests; without a place, where any point is.
+function isSample({ kind, sampled }: Line, at: number | null): boolean {
+  return kind === "sample" && (at === null || (sampled?.includes(at) ?? true));
 }
 
 // "VSLPipe, measured: 330 output tokens/s at KV capacity 70 GB".
 function pointWords({ x, y }: CurvesTrait, line: Line, [place, value]: [number, number]): string {
-  return `${lineWords(line)}: ${amount(value, "")} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
+  return `${lineWords(line, place)}: ${rate(value)} ${y.label} at ${x.label} ${amount(place, x.unit ?? "")}`;
 }
 
 function spoken({ x, y, at, lines }: CurvesTrait): string {
   const said = lines.map((line) => {
     const best = line.points.reduce((top, point) => (point[1] > top[1] ? point : top), [0, 0] as [number, number]);
-    const now = line.points.filter((point) => point[0] === at).map((point) => `, ${amount(point[1], "")} at the present value`);
-    return `${line.name}, ${line.kind}: at most ${amount(best[1], "")} at ${amount(best[0], x.unit ?? "")}${now.join("")}`;
+    const now = line.points.filter((point) => point[0] === at).map((point) => `, ${rate(point[1])} at the present value`);
+    return `${line.name}, ${line.kind}: at most ${rate(best[1])} at ${amount(best[0], x.unit ?? "")}${now.join("")}`;
   });
   return `${capital(y.label)} over ${x.label}. ${said.join("; ")}`;
 }

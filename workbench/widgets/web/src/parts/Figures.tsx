@@ -3,6 +3,7 @@ import type { ReactNode } from "react";
 import type { FigureRow, Wiring } from "../contract";
 import { useBench, useBroken, useHeld, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
+import { Computing, SAMPLE } from "./Computing";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
@@ -12,8 +13,8 @@ import { schedulesOf, toneOf } from "./tones";
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
 
 const COLUMNS: [Column, string, string][] = [
-  ["ttft", "TTFT", "time to the first token"],
-  ["tbt", "TBT", "time between tokens"],
+  ["ttft", "Mean TTFT", "mean time to the first token of a request; the gauges of a run tell the median"],
+  ["tbt", "Mean TBT", "mean time between the tokens of a request; the gauges of a run tell the median"],
   ["seconds", "Takes", "time until the last request is served"],
   ["energy", "Energy", "energy per output token"],
   ["preemptions", "Preempted", "sequences that lost their KV cache and were computed again"],
@@ -30,7 +31,7 @@ export function Figures(): ReactNode {
   const main = mainRow(rows);
   const schedules = schedulesOf({ rows });
   return (
-    <Panel title="Figures" name="figures" beside={pending && <span className="wb-sample">computing…</span>}>
+    <Panel title="Figures" name="figures" beside={pending && <Computing />}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
       {!problem && (broken || (!pending && rows.length === 0)) && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} measured={rows.find((row) => row.source === "measured" && row.name === main.name)} sample={sample} />}
@@ -87,7 +88,7 @@ function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRo
       <p className="wb-reading-main">
         <b>{row.gen_tok_s}</b> output tokens/s
         {sample && (
-          <span className="wb-reading-sample" title="All requests are simulated once the settings rest">
+          <span className="wb-reading-sample" title={SAMPLE}>
             {sample}
           </span>
         )}
@@ -123,7 +124,7 @@ function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; 
     talk.newest("schedule", { do: "set", name: "schedule", value: row.name, rest: true });
   };
   const none = row.pending ? "…" : "–";
-  const about = row.pending ? "is being computed" : row.why || (row.limited && `limited by ${row.limited}`);
+  const about = row.pending ? (held ? "is computed after the run" : "is being computed") : row.why || (row.limited && `limited by ${row.limited}`);
   return (
     <tbody className={row.chosen ? "wb-chosen" : offered ? "wb-offered" : ""} onClick={offered ? choose : undefined}>
       <tr className={row.why ? "wb-off" : ""}>

@@ -44,12 +44,13 @@ export function Wiring(): ReactNode {
   const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
   const chosen = focused !== null && keys.includes(focused) ? focused : null;
   const active = chosen ?? keys[0] ?? null;
-  const gpu = useCapacity(/^gpu/i);
-  const cpu = useCapacity(/^host/i);
+  const gpu = useOf("settings", ({ memory }) => memory?.gpu ?? "");
+  const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
-  const rate = useOf("figures", ({ rows, problem, sample }) => {
+  const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
     const known = mainRow(rows)?.gen_tok_s;
-    return known ? `${known} output tokens/s${sample && " of a sample"}` : problem && "no figures; Figures tells why";
+    const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
+    return known ? `${known} output tokens/s${of}` : problem && "no figures; Figures tells why";
   });
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
@@ -344,14 +345,6 @@ function Lead({ held, faulty, lacks, systems, onAdd }: LeadProps): ReactNode {
       )}
     </p>
   );
-}
-
-// The size of a memory; the last one, where the wiring that is shown has none.
-function useCapacity(names: RegExp): string {
-  const last = useRef("");
-  const now = useOf("figures", ({ ledger }) => ledger.find((row) => names.test(row.name))?.capacity ?? "");
-  if (now) last.current = now;
-  return last.current;
 }
 
 function linkSpeed({ groups }: Settings): string {
