@@ -174,12 +174,12 @@ class Studio:
                 code=self.wirings.code(now.pipeline),
                 variants=self.variants.plain(),
             )
-            fault = self.wirings.fault(now.pipeline)
+            fault = self.wirings.fault(now.pipeline, now.model)
             away = why_not_live(now)
             here = runnable(now, self.controls.models) if away else None
             self.runs.allow(
                 now,
-                fault[1].text if fault is not None else away or self._why_not(),
+                fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
             )
 
@@ -201,6 +201,12 @@ class Studio:
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
 
+    def _incomplete(self) -> str:
+        """The reason why the layers cannot run, if they lack an operation; empty if they lack none."""
+        missing = self.wirings.missing(self.settings.pipeline)
+        those = "these are" if len(missing) > 1 else "this one is"
+        return f"A run needs every operation of a layer, and {those} missing: {', '.join(missing)}." if missing else ""
+
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
         scenario = self.predictions.scenario(self.settings)
@@ -214,9 +220,10 @@ class Studio:
 
     def _wiring(self) -> Plain:
         """The wiring with its costs, and the steps that can be undone."""
-        costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
+        now = self.settings
+        costs = self.predictions.costs(now) if self.wirings.fault(now.pipeline, now.model) is None else None
         known = None if isinstance(costs, Refused) else costs
-        shown = self.wirings.plain(self.settings.pipeline, self.settings.model, known)
+        shown = self.wirings.plain(now.pipeline, now.model, known)
         return {**shown, "undo": len(self._past), "redo": len(self._future)}
 
     # ------------------------------------------------------------------------------------------------------- history
@@ -239,7 +246,7 @@ class Studio:
     def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
         settings = self.settings.on(pipeline=pipeline, schedule=wanted)
-        if self.wirings.fault(pipeline) is None and not self._takes(settings):
+        if self.wirings.fault(pipeline, settings.model) is None and not self._takes(settings):
             settings = settings.on(schedule=Overlap())
         self._change(settings, wanted=wanted)
 
@@ -355,17 +362,20 @@ class Studio:
         if model is None:
             return
         chosen = now if model == now.model else self.controls["model"].write(now, model)
-        if self.wirings.fault(now.pipeline) is not None:  # nothing tells yet which requests suit
-            self._change(with_this_machine(chosen))
-            return
+        if self.wirings.fault(now.pipeline, model) is not None:  # requests suit the wiring that its mends lead to
+            chosen = chosen.on(pipeline=self.wirings.mended(now.pipeline, model), schedule=Overlap())
         found = on_this_computer(chosen)
         if found is None:
-            self.runs.allow(now, f"{model.name} does not fit this computer in this wiring; choose another model.")
+            shortest = with_this_machine(chosen).on(prompt_len=1, output_len=1)
+            refused = self.predictions.refused(shortest)
+            small = f"{model.name} does not fit this computer in this wiring; choose another model."
+            self.runs.allow(now, refused.why if refused is not None else small)
             return
         rate = self.predictions.rate(found, found.schedule, soon=True)
         few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
         fewer = found.on(requests=min(found.requests, _FEW, max(1, few)))
-        self._change(shortened(fewer) or found)  # the longest of a few may be longer beside the same mean
+        suited = shortened(fewer) or found  # the longest of a few may be longer beside the same mean
+        self._change(suited.on(pipeline=now.pipeline, schedule=now.schedule))
 
     def _simulated(self, settings: Settings, soon: bool) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
