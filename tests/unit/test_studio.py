@@ -17,8 +17,9 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
 from workbench.engine import RunState
+from workbench.hardware.assembly import machine as assembled
 from workbench.hardware.profile import Profile
-from workbench.pipeline import Pipeline, Stack, code_of, connected, gpu
+from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
 from workbench.simulate.loading import loader
@@ -303,6 +304,40 @@ def test_gpu_memory_that_a_slider_has_taken_away_is_offered_back():
     assert desk.drawn()["figures"]["problem"] == ""
     taken = desk.studio.settings
     assert fits(taken.predicted(), taken.schedule).gpu.left == 0
+    desk.studio.close()
+
+
+def test_a_smaller_token_budget_leaves_more_of_the_memory_to_the_cache():
+    """A smaller cache alone mends it as well, since it holds fewer requests, whose prompts then need less memory."""
+    layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    large = assembled("h100-pcie", "xeon-8480", memory="1TB")
+    workload = wb.workloads["rag"].sample(requests=2000, output_len=128, seed=0)
+    memory = wb.Memory(kv_capacity="155GB")
+    scenario = wb.Scenario(layer, wb.models["deepseek-v3"], large, memory, workload, scheduler=wb.ResourceAware())
+    desk = Desk(scenario, [Overlap()])
+    figures = desk.drawn()["figures"]
+    assert "80 GB of GPU memory and this needs 10" in figures["problem"]
+    assert "TB of GPU" not in figures["problem"]
+    alone, shared = figures["mends"]
+    assert alone["label"].startswith("Use a KV capacity of 8.")
+    assert shared["label"] == "Use a token budget of 8,192 and a KV capacity of 59.3GB (now 155 GB)"
+    desk.say("fix", id=shared["id"])
+    assert not desk.drawn()["figures"]["problem"]
+    desk.studio.close()
+
+
+def test_weights_that_fit_neither_memory_are_offered_streamed_and_smaller():
+    layer = gpu(qkv, attention, out_proj, moe)
+    small = small_machine(gpu_memory=6e9, host_memory=19e9)
+    workload = wb.workloads["rag"].sample(requests=10, output_len=32, seed=0)
+    memory = wb.Memory(kv_capacity="400MB")
+    scenario = wb.Scenario(layer, wb.models["deepseek-v2-lite"], small, memory, workload, scheduler=wb.ResourceAware())
+    desk = Desk(scenario, [Sequential()])
+    figures = desk.drawn()["figures"]
+    label = figures["mends"][0]["label"]
+    assert label == "Use streamed experts and weights in int8 (now bf16)"
+    desk.say("fix", id=figures["mends"][0]["id"])
+    assert not desk.drawn()["figures"]["problem"]
     desk.studio.close()
 
 

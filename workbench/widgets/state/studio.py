@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,8 +14,10 @@ from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
+from workbench.serving.capacity import STREAMED, streaming
+from workbench.serving.ledger import Change, Ledger
 from workbench.stages import ExpertSet, Op
-from workbench.widgets.state.controls import Controls, Slider
+from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
@@ -41,6 +43,10 @@ _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
 """Measured runs that are kept."""
+_BUDGET = 8192
+"""Tokens of an iteration that is offered where longer ones leave little memory for the KV cache."""
+_MUCH = 4
+"""Factor of a change from which on changes of two settings are offered too."""
 _PATIENCE = 60.0  # seconds that a run waits at most until the drawing has stopped
 _BRIEF = 30.0
 """Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
@@ -305,14 +311,37 @@ class Studio:
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
-        for change in ledger.changes:
-            fixed = _changed(self.settings, change.scenario, change.schedule)
-            if fixed.limited.gpu.memory < change.scenario.machine.gpu.memory or (
-                change.scenario.machine.cpu != scenario.machine.cpu
-            ):
-                continue  # no control gives a machine more memory than it has
+        single = list(_possible(self.settings, ledger))
+        for change, fixed in single:
             told.append(self._fix(fixed, f"Use {change.words} (now {change.now})"))
+        if not single:
+            told += self._after(self._streamed())
+        if all(change.factor > _MUCH for change, _ in single):
+            told += self._after(self._in_shorter_iterations())
         return told
+
+    def _streamed(self) -> Iterator[tuple[str, Settings]]:
+        """The settings with weights streamed that stay on the GPU now, in words too."""
+        now = self.settings
+        for item, words in STREAMED:
+            pipeline = streaming(now.pipeline, item)
+            if pipeline != now.pipeline:
+                yield words, now.on(pipeline=pipeline)
+
+    def _in_shorter_iterations(self) -> Iterator[tuple[str, Settings]]:
+        """The settings with fewer tokens in an iteration, in words too, where the scheduler lets them be chosen."""
+        now = self.settings
+        if TOKEN_BUDGET.steps(now) and TOKEN_BUDGET.read(now) > _BUDGET:
+            yield f"a token budget of {_BUDGET:,}", TOKEN_BUDGET.write(now, _BUDGET)
+
+    def _after(self, steps: Iterator[tuple[str, Settings]]) -> list[Plain]:
+        """The first of some changes with which another one makes everything fit, and the other one with it."""
+        for words, first in steps:
+            ledger = self.predictions.ledger(first)
+            possible = () if isinstance(ledger, Refused) else _possible(first, ledger)
+            for change, fixed in possible:
+                return [self._fix(fixed, f"Use {words} and {change.words} (now {change.now})")]
+        return []
 
     def _fix(self, settings: Settings, label: str) -> Plain:
         """Offer a change under a number that no other one has."""
@@ -425,6 +454,15 @@ class Studio:
 
 def _lengths(settings: Settings) -> str:
     return f"prompts of {settings.prompt_len:,} and outputs of {settings.output_len:,} tokens (mean)"
+
+
+def _possible(settings: Settings, ledger: Ledger) -> Iterator[tuple[Change, Settings]]:
+    """The changes of a ledger that controls can make, with the settings that they give."""
+    for change in ledger.changes:
+        fixed = _changed(settings, change.scenario, change.schedule)
+        machine = change.scenario.machine
+        if fixed.limited.gpu.memory >= machine.gpu.memory and fixed.limited.cpu == machine.cpu:
+            yield change, fixed  # no control gives a machine more memory than it has
 
 
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
