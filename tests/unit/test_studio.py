@@ -14,7 +14,7 @@ import pytest
 
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from tests.systems import LIGHTNING, PIPELINES, VSL
+from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
 from workbench.engine import RunState
 from workbench.hardware.assembly import machine as assembled
@@ -699,7 +699,22 @@ def test_here_tells_what_is_wrong_with_the_wiring_for_its_model(monkeypatch):
     desk.studio.close()
 
 
-def test_shared_experts_that_a_model_does_not_have_cannot_start(monkeypatch):
+def test_here_tells_what_refuses_its_settings_beside_a_small_memory(monkeypatch):
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    monkeypatch.setattr(
+        "workbench.widgets.state.controls.models_offered", lambda own: {own.name: own, "at hand": model}
+    )
+    desk = Desk(tiny_scenario(pipeline=PIPELINES["all_gpu"], requests=6), [CGOPipe()])
+    before = desk.studio.settings
+    desk.say("here")
+    assert desk.studio.settings == before
+    with pytest.raises(ScheduleError) as error:
+        CGOPipe().lower(PIPELINES["all_gpu"], MIXED)
+    assert desk.shown["live"]["why"] == str(error.value)
+    desk.studio.close()
+
+
+def test_shared_experts_that_a_model_does_not_have_cannot_start():
     model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
     shared = gpu(qkv, attention, out_proj, route, shared_experts, experts, combine)
     desk = Desk(tiny_scenario(pipeline=shared, requests=6, model=model))
