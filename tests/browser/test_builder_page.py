@@ -508,10 +508,13 @@ def test_what_a_layer_lacks_is_added_by_a_button_before_what_follows_it(opened):
     builder.press("Delete")
     lead = builder.page.locator(".wb-lead")
     assert "Not in this layer: out_proj" in lead.inner_text()
-    lead.get_by_role("button", name="Add out_proj").click()
+    assert "output tokens/s without out_proj" in builder.page.get_by_role("toolbar", name="Wiring").inner_text()
+    assert lead.get_by_role("button").all_inner_texts() == ["Add out_proj on the GPU", "Add out_proj on the CPU"]
+    lead.get_by_role("button", name="Add out_proj on the CPU").click()
     builder.settled()
     names = list(builder.cards())
     assert names.index("out_proj") == names.index("route") - 1
+    assert builder.cards()["out_proj"] == "cpu"
     assert builder.focused() == "out_proj"
     assert lead.get_by_role("button").count() == 0
 

@@ -32,7 +32,7 @@ from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Overlap, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import capacity, fits, prepare
-from workbench.serving.capacity import _streaming, embedding_bytes, held_buffers, largest_batch, ledger, roomy
+from workbench.serving.capacity import embedding_bytes, held_buffers, largest_batch, ledger, roomy, streaming
 from workbench.serving.ledger import Account, Entry, Ledger
 from workbench.serving.prepared import price
 from workbench.simulate import simulate
@@ -454,10 +454,10 @@ def test_streaming_takes_the_place_of_what_streams_already_and_leaves_the_cpus_e
     """Of a stack whose first layers have their experts on the CPU, the others' experts are streamed."""
     there = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
     mixed = there[:2] + PIPELINES["all_gpu"][2:]
-    found = ranges_of(_streaming(mixed, experts.weights))
+    found = ranges_of(streaming(mixed, experts.weights))
     assert [each.pipeline.fetches for each in found] == [(), (experts.weights,)]
     some = fetched(PIPELINES["all_gpu"], experts.weights, True)
-    assert _streaming(some, weights).fetches == (weights,)
+    assert streaming(some, weights).fetches == (weights,)
 
 
 def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():

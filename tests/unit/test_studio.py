@@ -15,20 +15,17 @@ import pytest
 
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from tests.systems import LIGHTNING, PIPELINES, VSL
+from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
-<<<<<<< HEAD
-from workbench.core.units import format_seconds
-=======
-from workbench.core.units import format_bytes, four_digits
->>>>>>> w1
+from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
+from workbench.hardware.assembly import machine as assembled
 from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
 from workbench.simulate.loading import loader
-from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, out_proj, qkv, route, shared_experts
+from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, moe, out_proj, qkv, route, shared_experts
 from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
@@ -201,8 +198,9 @@ def test_what_each_range_lacks_is_offered_and_added(desk):
     whole, lacks = desk.shown["wiring"]["lacks"]
     assert whole == []
     (lack,) = lacks
-    assert (lack["op"], lack["mend"]["label"]) == ("out_proj", "Add out_proj on the GPU")
-    desk.say("mend", id=lack["mend"]["id"])
+    labels = [mend["label"] for mend in lack["mends"]]
+    assert (lack["op"], labels) == ("out_proj", ["Add out_proj on the GPU", "Add out_proj on the CPU"])
+    desk.say("mend", id=lack["mends"][0]["id"])
     assert desk.shown["wiring"]["lacks"] == [[], []]
     assert desk.pipeline.ranges[0].pipeline == desk.pipeline.ranges[1].pipeline
     desk.say("remove", range=1, path=[0])
@@ -326,6 +324,40 @@ def test_gpu_memory_that_a_slider_has_taken_away_is_offered_back():
     assert desk.drawn()["figures"]["problem"] == ""
     taken = desk.studio.settings
     assert fits(taken.predicted(), taken.schedule).gpu.left == 0
+    desk.studio.close()
+
+
+def test_a_smaller_token_budget_leaves_more_of_the_memory_to_the_cache():
+    """A smaller cache alone mends it as well, since it holds fewer requests, whose prompts then need less memory."""
+    layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    large = assembled("h100-pcie", "xeon-8480", memory="1TB")
+    workload = wb.workloads["rag"].sample(requests=2000, output_len=128, seed=0)
+    memory = wb.Memory(kv_capacity="155GB")
+    scenario = wb.Scenario(layer, wb.models["deepseek-v3"], large, memory, workload, scheduler=wb.ResourceAware())
+    desk = Desk(scenario, [Overlap()])
+    figures = desk.drawn()["figures"]
+    assert "80 GB of GPU memory and this needs 10" in figures["problem"]
+    assert "TB of GPU" not in figures["problem"]
+    alone, shared = figures["mends"]
+    assert alone["label"].startswith("Use a KV capacity of 8.")
+    assert shared["label"] == "Use a token budget of 8,192 and a KV capacity of 59.3GB (now 155 GB)"
+    desk.say("fix", id=shared["id"])
+    assert not desk.drawn()["figures"]["problem"]
+    desk.studio.close()
+
+
+def test_weights_that_fit_neither_memory_are_offered_streamed_and_smaller():
+    layer = gpu(qkv, attention, out_proj, moe)
+    small = small_machine(gpu_memory=6e9, host_memory=19e9)
+    workload = wb.workloads["rag"].sample(requests=10, output_len=32, seed=0)
+    memory = wb.Memory(kv_capacity="400MB")
+    scenario = wb.Scenario(layer, wb.models["deepseek-v2-lite"], small, memory, workload, scheduler=wb.ResourceAware())
+    desk = Desk(scenario, [Sequential()])
+    figures = desk.drawn()["figures"]
+    label = figures["mends"][0]["label"]
+    assert label == "Use streamed experts and weights in int8 (now bf16)"
+    desk.say("fix", id=figures["mends"][0]["id"])
+    assert not desk.drawn()["figures"]["problem"]
     desk.studio.close()
 
 
@@ -698,6 +730,88 @@ def test_one_button_makes_the_settings_run_here(monkeypatch):
     assert now.model == model
     assert now.machine.is_local
     assert not now.pipeline.stages
+    assert 1 <= now.requests < 2000
+    assert now.prompt_len < 40
+    desk.studio.close()
+
+
+def test_here_tells_what_is_wrong_with_the_wiring_for_its_model(monkeypatch):
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    large = replace(tiny_model(), name="large", num_experts_per_tok=3)
+    monkeypatch.setattr(
+        "workbench.widgets.state.controls.models_offered", lambda own: {own.name: own, "at hand": model}
+    )
+    desk = Desk(tiny_scenario(pipeline=PIPELINES["all_cpu"], requests=6, model=large))
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("option", range=0, path=place, name="defer", value=2)
+    assert desk.shown["wiring"]["fault"] is None
+    desk.say("here")
+    fault = desk.shown["wiring"]["fault"]
+    assert fault["text"].startswith(
+        "cpu(experts, defer=2) leaves none of the 2 experts that a token of at hand chooses"
+    )
+    assert fault["path"] == place
+    assert desk.studio.settings.model == model
+    mend = fault["mends"][0]
+    assert mend["label"] == "Defer 1"
+    desk.say("mend", id=mend["id"])
+    assert desk.shown["wiring"]["fault"] is None
+    assert desk.shown["live"]["can"]
+    desk.studio.close()
+
+
+def test_here_tells_what_refuses_its_settings_beside_a_small_memory(monkeypatch):
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    monkeypatch.setattr(
+        "workbench.widgets.state.controls.models_offered", lambda own: {own.name: own, "at hand": model}
+    )
+    desk = Desk(tiny_scenario(pipeline=PIPELINES["all_gpu"], requests=6), [CGOPipe()])
+    before = desk.studio.settings
+    desk.say("here")
+    assert desk.studio.settings == before
+    with pytest.raises(ScheduleError) as error:
+        CGOPipe().lower(PIPELINES["all_gpu"], MIXED)
+    assert desk.shown["live"]["why"] == str(error.value)
+    desk.studio.close()
+
+
+def test_shared_experts_that_a_model_does_not_have_cannot_start():
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    shared = gpu(qkv, attention, out_proj, route, shared_experts, experts, combine)
+    desk = Desk(tiny_scenario(pipeline=shared, requests=6, model=model))
+    fault = desk.shown["wiring"]["fault"]
+    assert fault["text"] == (
+        "gpu(shared_experts) has no experts to compute: at hand has no shared ones; remove the stage."
+    )
+    assert not desk.shown["live"]["can"]
+    mend = fault["mends"][0]
+    assert mend["label"] == "Remove shared_experts"
+    desk.say("mend", id=mend["id"])
+    assert desk.shown["wiring"]["fault"] is None
+    desk.studio.close()
+
+
+def test_a_layer_that_lacks_an_operation_cannot_start():
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    local = wb.Machine.local()
+    whole = gpu(qkv, attention, out_proj, moe)
+    desk = Desk(tiny_scenario(pipeline=whole, requests=6, model=model, machine=local))
+    assert desk.shown["live"]["can"]
+    desk.say("remove", range=0, path=[3])
+    live = desk.shown["live"]
+    assert not live["can"]
+    assert live["why"] == "A run needs every operation of a layer, and this one is missing: out_proj."
+    assert not desk.drawn()["figures"]["problem"]
+    desk.studio.close()
+
+
+def test_an_operation_of_the_user_may_stand_for_one_that_is_missing():
+    model = replace(tiny_model(), name="at hand", path=Path("a checkpoint"))
+    mine = Op("mine", reads=("attn", "x"), writes=("x",), run=lambda attn, x: x, work=lambda *_: Work(1, 1))
+    layer = gpu(qkv, attention, mine, moe)
+    scenario = tiny_scenario(pipeline=layer, requests=6, model=model, machine=wb.Machine.local())
+    desk = Desk(scenario, names={"mine": mine})
+    assert desk.shown["live"]["can"]
     desk.studio.close()
 
 

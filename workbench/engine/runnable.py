@@ -31,8 +31,8 @@ from workbench.stages import (
     out_proj,
     prefill_attention,
     qkv,
-    shared_experts,
 )
+from workbench.stages.unsuited import lacks_shared
 from workbench.workload import Request
 from workbench.workload.tokenizer import load_tokenizer
 
@@ -83,6 +83,8 @@ def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
         stages = each.pipeline.stages
         for number, stage in enumerate(stages):
             others = stages[:number] + stages[number + 1 :]
+            if refusal := lacks_shared(stage, model):
+                raise EngineError(refusal)
             if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
                 raise EngineError(f"{stage} {problem}.")
     if on_card:
@@ -264,8 +266,6 @@ def _check_dense(stack: StackGraph, model: ModelConfig) -> None:
 def _problem(stage: Stage, model: ModelConfig) -> str:
     """Reason that `run` cannot execute a stage; empty if it can."""
     op = stage.op
-    if op in (shared_experts, add_shared) and not model.unrouted_params:
-        return f"has no such experts in {model.name!r}; remove the stage"
     if op.run is None:
         built_in = op.plain in OPERATIONS or op == decode_attention
         return "" if built_in else "has no run function; give Op(..., run=...)"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
+from workbench.models import ModelConfig
 from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
-from workbench.pipeline.edits import added, fetched, joined, placed, removed, shifted
+from workbench.pipeline.edits import added, fetched, joined, optioned, placed, removed, shifted
 from workbench.pipeline.elements import (
     BufferRows,
     Element,
@@ -41,6 +42,7 @@ from workbench.stages import (
     out_proj,
     qkv,
 )
+from workbench.stages.unsuited import lacks_shared, leaves_none
 
 _MOST_MENDS = 3
 _MOST_STEPS = 40
@@ -75,7 +77,7 @@ class Fault:
     mends: tuple[Mend, ...]
 
 
-def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
+def fault_of(pipeline: Pipeline, ops: Iterable[Op] = (), model: ModelConfig | None = None) -> Fault | None:
     """The first fault of a wiring, with edits that mend it; None if it is a layer.
 
     Parameters
@@ -84,11 +86,13 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
         It need not be one that the algebra accepts.
     ops : iterable of Op, optional
         The user's own operations, which mends may place as they place the built-in ones.
+    model : ModelConfig, optional
+        The model that the layer is to be one of; none by default, so that nothing is too much for it.
     """
     known = (*BUILT_IN.values(), *ops)
     refusal = _refusal(pipeline)
     if refusal is None:
-        return None
+        return None if model is None else _unsuited(pipeline, model)
     offered: dict[Pipeline, Mend] = {}
     for mend in _mends(pipeline, refusal, known):
         if mend.pipeline not in offered and _ends_well(mend.pipeline, known):
@@ -100,19 +104,47 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = ()) -> Fault | None:
     return Fault(str(refusal.error), refusal.error.path, tuple(offered.values()))
 
 
-def lacking(pipeline: Pipeline) -> tuple[tuple[Op, Mend | None], ...]:
-    """The built-in operations of which a wiring has none, each with the edit that adds it where it belongs.
+def _unsuited(pipeline: Pipeline, model: ModelConfig) -> Fault | None:
+    """The first stage of a layer with which this model has nothing to compute."""
+    for path, stage in located_stages(pipeline.chain):
+        if text := lacks_shared(stage, model):
+            return Fault(text, path, (Mend(f"Remove {stage.op}", removed(pipeline, path)),))
+        if text := leaves_none(stage, model):
+            return Fault(text, path, (_with_one_left(pipeline, path, stage, model),))
+    return None
 
-    None stands for an edit that would give a fault: it needs another operation that is missing too. Shared experts
-    are not among them: they follow the routed ones by themselves.
+
+def _with_one_left(pipeline: Pipeline, path: Path, stage: Stage, model: ModelConfig) -> Mend:
+    """With fewer experts deferred, or else skipped, so that one of a token's is computed at once."""
+    most = max(0, model.num_experts_per_tok - 1)
+    skip = min(stage.skip, most)
+    defer = min(stage.defer, most - skip)
+    fewer = [f"defer {defer}"] if defer < stage.defer else []
+    fewer += [f"skip {skip}"] if skip < stage.skip else []
+    return Mend(" and ".join(fewer).capitalize(), optioned(pipeline, path, defer=defer, skip=skip))
+
+
+def lacking(pipeline: Pipeline) -> tuple[tuple[Op, tuple[Mend, ...]], ...]:
+    """The built-in operations of which a wiring has none, each with the edits that add it where it belongs.
+
+    There is one edit for each device, that of the stage behind it first. It also adds missing operations before it,
+    where there would be a fault without them. Shared experts are not among the operations: they follow the routed ones
+    by themselves.
     """
-    return tuple((op, _addition(pipeline, op)) for op in _absent(pipeline))
+    return tuple((op, tuple(_additions(pipeline, op))) for op in _absent(pipeline))
 
 
-def _addition(pipeline: Pipeline, op: Op) -> Mend | None:
-    """The edit that adds an operation, if it gives no fault."""
-    mend = next(_one_more(pipeline, op))
-    return mend if _refusal(mend.pipeline) is None else None
+def _additions(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
+    """The edits that add an operation, with as few missing ones before it as leave no fault."""
+    absent = _absent(pipeline)
+    before = absent[: absent.index(op)]
+    device = _beside(pipeline, op)
+    for each in (device, device.other):
+        for start in range(len(before), -1, -1):
+            mend = _more(pipeline, [*before[start:], op], each)
+            if _refusal(mend.pipeline) is None:
+                yield mend
+                break
 
 
 def _ends_well(pipeline: Pipeline, known: tuple[Op, ...]) -> bool:
@@ -371,15 +403,34 @@ def _absent(pipeline: Pipeline) -> list[Op]:
 
 
 def _one_more(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
-    """With an operation more, before those that stand behind it in a layer; on the device of the next one first."""
+    """With an operation more, on the device of the next one first."""
+    device = _beside(pipeline, op)
+    for each in (device, device.other):
+        yield _more(pipeline, [op], each)
+
+
+def _more(pipeline: Pipeline, ops: list[Op], device: Place) -> Mend:
+    """With these operations more on a device, in the order of a layer."""
+    for op in ops:
+        pipeline = added(pipeline, op, device, (_slot(pipeline, op),))
+    *others, last = map(str, ops)
+    names = f"{', '.join(others)} and {last}" if others else last
+    return Mend(f"Add {names} on the {_said(device)}", pipeline)
+
+
+def _slot(pipeline: Pipeline, op: Op) -> int:
+    """The place before those that stand behind an operation in a layer."""
     behind = set(_ORDER[_ORDER.index(op.name) + 1 :])
     places = [path[0] for path, stage in located_stages(pipeline.chain) if stage.op.plain.name in behind]
-    at = min(places, default=len(pipeline.chain))
+    return min(places, default=len(pipeline.chain))
+
+
+def _beside(pipeline: Pipeline, op: Op) -> Place:
+    """The device of the stage that follows an operation in its place, or else of the one before it."""
+    at = _slot(pipeline, op)
     devices = [stage.device for path, stage in located_stages(pipeline.chain) if path[0] >= at]
     devices += [stage.device for stage in reversed(list(pipeline.stages))]
-    device = next(iter(devices), Place.GPU)
-    for each in (device, device.other):
-        yield Mend(f"Add {op} on the {_said(each)}", added(pipeline, op, each, (at,)))
+    return next(iter(devices), Place.GPU)
 
 
 def _is_of_use(pipeline: Pipeline, item: Streamed) -> bool:

@@ -24,6 +24,7 @@ from workbench.scenario.question import digest_of
 from workbench.scenario.record import FORMAT, NotImportedError, differences, fields_from, plain_fields
 from workbench.scheduler.base import Scheduler
 from workbench.stages import Op, Precision, RowClass, Stage, experts, kv
+from workbench.stages.unsuited import leaves_none
 from workbench.workload import UNIFORM, Routing, Workload
 from workbench.workload.lengths import Lengths
 
@@ -84,13 +85,9 @@ class Scenario:
         self.routing.check(self.model)
 
     def _check_choices(self) -> None:
-        chosen = self.model.num_experts_per_tok
         for stage in self.stages:
-            if stage.defer + stage.skip >= chosen:
-                raise ScenarioError(
-                    f"{stage} leaves none of the {chosen} experts that a token of {self.model.name} chooses; give at "
-                    f"most {chosen - 1} in all."
-                )
+            if refusal := leaves_none(stage, self.model):
+                raise ScenarioError(refusal)
 
     def _check_lengths(self) -> None:
         prompt = self.workload.prompt_len

@@ -48,6 +48,8 @@ from workbench.stages import (
 )
 from workbench.workload import Workload
 
+STREAMED: tuple[tuple[Streamed, str], ...] = ((experts.weights, "streamed experts"), (weights, "streamed weights"))
+"""Weights that are streamed where all do not fit the GPU's memory, the fewest first, in words."""
 _WORKLOADS = 4
 """Workloads whose lengths are kept for other scenarios with the same requests."""
 _KEPT = 64
@@ -549,9 +551,9 @@ def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
     schedule = prepared.lowering.schedule
     some = any(item != kv for each in scenario.stack for item in each.pipeline.fetches)
     now = "only some are streamed" if some else "kept on the GPU"
-    for item, words in ((experts.weights, "streamed experts"), (weights, "streamed weights")):
+    for item, words in STREAMED:
         try:
-            other = price(scenario.on(pipeline=_streaming(scenario.pipeline, item)), schedule)
+            other = price(scenario.on(pipeline=streaming(scenario.pipeline, item)), schedule)
         except WorkbenchError:  # the schedule takes no such pipeline
             continue
         accounts = _needs(other).accounts(other.scenario, schedule, other.token_budget)
@@ -564,7 +566,7 @@ def _streamed_weights(prepared: Prepared, ledger: Ledger) -> Iterator[Change]:
             return
 
 
-def _streaming(pipeline: Pipeline | Stack, item: Streamed) -> Pipeline | Stack:
+def streaming(pipeline: Pipeline | Stack, item: Streamed) -> Pipeline | Stack:
     """The pipeline, or that of every range, with weights streamed in place of those that stay on the GPU."""
     if isinstance(pipeline, Stack):
         return Stack(tuple(each._replace(pipeline=_range_streaming(each.pipeline, item)) for each in pipeline.ranges))

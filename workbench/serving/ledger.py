@@ -123,9 +123,10 @@ class Ledger:
         return f"{reasons} It fits with any one of these: {', '.join(map(str, others))}, or {last}."
 
     def _reason(self, account: Account) -> str:
-        """The sentence on a memory that is too small; its figures have one unit and add up."""
+        """The sentence on a memory that is too small; its figures add up, in the unit of the memory's size."""
         entries = sorted((entry for entry in account.entries if entry.bytes), key=lambda entry: -entry.bytes)
-        total, (capacity, missing) = alike([account.capacity, -account.left], BYTES)
+        units = tuple(unit for unit in BYTES if account.capacity >= unit[1])
+        total, (capacity, missing) = alike([account.capacity, -account.left], units or BYTES)
         shares = zip(percents([entry.bytes for entry in entries]), entries, strict=True)
         items = ", ".join(f"{share} % {entry.name}" for share, entry in shares if share)
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,8 +14,10 @@ from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
 from workbench.serving import fits
+from workbench.serving.capacity import STREAMED, streaming
+from workbench.serving.ledger import Change, Ledger
 from workbench.stages import ExpertSet, Op
-from workbench.widgets.state.controls import Controls, Slider
+from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
@@ -41,6 +43,10 @@ _STEPS = 200
 """Steps of the history."""
 _RUNS = 64
 """Measured runs that are kept."""
+_BUDGET = 8192
+"""Tokens of an iteration that is offered where longer ones leave little memory for the KV cache."""
+_MUCH = 4
+"""Factor of a change from which on changes of two settings are offered too."""
 _PATIENCE = 60.0  # seconds that a run waits at most until the drawing has stopped
 _BRIEF = 30.0
 """Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
@@ -174,12 +180,12 @@ class Studio:
                 code=self.wirings.code(now.pipeline),
                 variants=self.variants.plain(),
             )
-            fault = self.wirings.fault(now.pipeline)
+            fault = self.wirings.fault(now.pipeline, now.model)
             away = why_not_live(now)
             here = runnable(now, self.controls.models) if away else None
             self.runs.allow(
                 now,
-                fault[1].text if fault is not None else away or self._why_not(),
+                fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
             )
 
@@ -201,6 +207,12 @@ class Studio:
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
 
+    def _incomplete(self) -> str:
+        """The reason why the layers cannot run, if they lack an operation; empty if they lack none."""
+        missing = self.wirings.missing(self.settings.pipeline)
+        those = "these are" if len(missing) > 1 else "this one is"
+        return f"A run needs every operation of a layer, and {those} missing: {', '.join(missing)}." if missing else ""
+
     def _why_not(self) -> str:
         """The reason why the present settings make no scenario that the schedule takes, or an empty text."""
         scenario = self.predictions.scenario(self.settings)
@@ -214,9 +226,10 @@ class Studio:
 
     def _wiring(self) -> Plain:
         """The wiring with its costs, and the steps that can be undone."""
-        costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
+        now = self.settings
+        costs = self.predictions.costs(now) if self.wirings.fault(now.pipeline, now.model) is None else None
         known = None if isinstance(costs, Refused) else costs
-        shown = self.wirings.plain(self.settings.pipeline, self.settings.model, known)
+        shown = self.wirings.plain(now.pipeline, now.model, known)
         return {**shown, "undo": len(self._past), "redo": len(self._future)}
 
     # ------------------------------------------------------------------------------------------------------- history
@@ -239,7 +252,7 @@ class Studio:
     def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
         settings = self.settings.on(pipeline=pipeline, schedule=wanted)
-        if self.wirings.fault(pipeline) is None and not self._takes(settings):
+        if self.wirings.fault(pipeline, settings.model) is None and not self._takes(settings):
             settings = settings.on(schedule=Overlap())
         self._change(settings, wanted=wanted)
 
@@ -298,14 +311,37 @@ class Studio:
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
             return []
-        for change in ledger.changes:
-            fixed = _changed(self.settings, change.scenario, change.schedule)
-            if fixed.limited.gpu.memory < change.scenario.machine.gpu.memory or (
-                change.scenario.machine.cpu != scenario.machine.cpu
-            ):
-                continue  # no control gives a machine more memory than it has
+        single = list(_possible(self.settings, ledger))
+        for change, fixed in single:
             told.append(self._fix(fixed, f"Use {change.words} (now {change.now})"))
+        if not single:
+            told += self._after(self._streamed())
+        if all(change.factor > _MUCH for change, _ in single):
+            told += self._after(self._in_shorter_iterations())
         return told
+
+    def _streamed(self) -> Iterator[tuple[str, Settings]]:
+        """The settings with weights streamed that stay on the GPU now, in words too."""
+        now = self.settings
+        for item, words in STREAMED:
+            pipeline = streaming(now.pipeline, item)
+            if pipeline != now.pipeline:
+                yield words, now.on(pipeline=pipeline)
+
+    def _in_shorter_iterations(self) -> Iterator[tuple[str, Settings]]:
+        """The settings with fewer tokens in an iteration, in words too, where the scheduler lets them be chosen."""
+        now = self.settings
+        if TOKEN_BUDGET.steps(now) and TOKEN_BUDGET.read(now) > _BUDGET:
+            yield f"a token budget of {_BUDGET:,}", TOKEN_BUDGET.write(now, _BUDGET)
+
+    def _after(self, steps: Iterator[tuple[str, Settings]]) -> list[Plain]:
+        """The first of some changes with which another one makes everything fit, and the other one with it."""
+        for words, first in steps:
+            ledger = self.predictions.ledger(first)
+            possible = () if isinstance(ledger, Refused) else _possible(first, ledger)
+            for change, fixed in possible:
+                return [self._fix(fixed, f"Use {words} and {change.words} (now {change.now})")]
+        return []
 
     def _fix(self, settings: Settings, label: str) -> Plain:
         """Offer a change under a number that no other one has."""
@@ -355,17 +391,20 @@ class Studio:
         if model is None:
             return
         chosen = now if model == now.model else self.controls["model"].write(now, model)
-        if self.wirings.fault(now.pipeline) is not None:  # nothing tells yet which requests suit
-            self._change(with_this_machine(chosen))
-            return
+        if self.wirings.fault(now.pipeline, model) is not None:  # requests suit the wiring that its mends lead to
+            chosen = chosen.on(pipeline=self.wirings.mended(now.pipeline, model), schedule=Overlap())
         found = on_this_computer(chosen)
         if found is None:
-            self.runs.allow(now, f"{model.name} does not fit this computer in this wiring; choose another model.")
+            shortest = with_this_machine(chosen).on(prompt_len=1, output_len=1)
+            refused = self.predictions.refused(shortest)
+            small = f"{model.name} does not fit this computer in this wiring; choose another model."
+            self.runs.allow(now, refused.why if refused is not None else small)
             return
         rate = self.predictions.rate(found, found.schedule, soon=True)
         few = int(_BRIEF * rate / found.output_len) if rate > 0 else found.requests
         fewer = found.on(requests=min(found.requests, _FEW, max(1, few)))
-        self._change(shortened(fewer) or found)  # the longest of a few may be longer beside the same mean
+        suited = shortened(fewer) or found  # the longest of a few may be longer beside the same mean
+        self._change(suited.on(pipeline=now.pipeline, schedule=now.schedule))
 
     def _simulated(self, settings: Settings, soon: bool) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""
@@ -415,6 +454,15 @@ class Studio:
 
 def _lengths(settings: Settings) -> str:
     return f"prompts of {settings.prompt_len:,} and outputs of {settings.output_len:,} tokens (mean)"
+
+
+def _possible(settings: Settings, ledger: Ledger) -> Iterator[tuple[Change, Settings]]:
+    """The changes of a ledger that controls can make, with the settings that they give."""
+    for change in ledger.changes:
+        fixed = _changed(settings, change.scenario, change.schedule)
+        machine = change.scenario.machine
+        if fixed.limited.gpu.memory >= machine.gpu.memory and fixed.limited.cpu == machine.cpu:
+            yield change, fixed  # no control gives a machine more memory than it has
 
 
 def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:

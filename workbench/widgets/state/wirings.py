@@ -103,13 +103,20 @@ class Wirings:
         """
         return pipeline_of(text, self.names)
 
-    def fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
-        """The first range that cannot be, and why; None if the wiring is whole."""
-        return self._faults(wiring)
+    def fault(self, wiring: Wiring, model: ModelConfig) -> tuple[int, Fault] | None:
+        """The first range that cannot be one of this model, and why; None if the wiring is whole."""
+        return self._faults(wiring, model)
 
-    def _fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
+    def mended(self, wiring: Wiring, model: ModelConfig) -> Wiring:
+        """The wiring after the first mend of each of its faults, one after the other."""
+        while (found := self.fault(wiring, model)) is not None:
+            place, fault = found
+            wiring = with_range(wiring, place, fault.mends[0].pipeline)
+        return wiring
+
+    def _fault(self, wiring: Wiring, model: ModelConfig) -> tuple[int, Fault] | None:
         for place, each in enumerate(ranges_of(wiring)):
-            found = fault_of(each.pipeline, self._own())
+            found = fault_of(each.pipeline, self._own(), model)
             if found is not None:
                 return place, found
         return None
@@ -122,7 +129,7 @@ class Wirings:
         ranges = ranges_of(wiring)
         found = {(cost.place, cost.path): cost for cost in costs.entries if cost.path} if costs is not None else {}
         streams = [cost for cost in costs.entries if not cost.path] if costs is not None else []
-        faulty = self.fault(wiring)
+        faulty = self.fault(wiring, model)
         fault: Plain | None = None
         self._mends = {}
         if faulty is not None:
@@ -154,14 +161,23 @@ class Wirings:
         return [list(self._lacked(wiring, place, each.pipeline)) for place, each in ranges]
 
     def _lacked(self, wiring: Wiring, place: int, pipeline: Pipeline) -> Iterator[Plain]:
-        for op, mend in lacking(pipeline):
-            yield {"op": op.name, "mend": None if mend is None else self._offered(wiring, place, mend)}
+        for op, mends in lacking(pipeline):
+            yield {"op": op.name, "mends": [self._offered(wiring, place, mend) for mend in mends]}
 
     def _offered(self, wiring: Wiring, place: int, mend: Mend) -> Plain:
         """An edit of a range, offered under a number that no other one has."""
         number = next(self._numbers)
         self._mends[number] = with_range(wiring, place, mend.pipeline)
         return {"id": number, "label": mend.label}
+
+    def missing(self, wiring: Wiring) -> list[str]:
+        """The operations that a whole wiring lacks; none of a range with the user's own, which may stand for them."""
+        own = self._own()
+        found = list[str]()
+        for each in ranges_of(wiring):
+            if not any(stage.op in own for stage in each.pipeline.stages):
+                found += [op.name for op, _ in lacking(each.pipeline)]
+        return list(dict.fromkeys(found))
 
     def palette(self, model: ModelConfig) -> dict[str, Op]:
         """Operations that can be placed: those of a layer of this model, and the user's own."""

@@ -132,12 +132,13 @@ function fault(ranges) {
 
 const BUILT_IN = Object.keys(OPS).filter((name) => name !== "gate_norm" && name !== "shared_experts");
 
-// The operations that a range lacks; the number of a mend names range and operation.
+// The operations that a range lacks; the number of a mend names range, operation and device.
 function lacksOf(ranges) {
   return ranges.map((each, at) => {
     const there = cards(each.chain).map((one) => one.name);
     const lacks = BUILT_IN.filter((name) => !there.includes(name));
-    return lacks.map((op) => ({ op, mend: { id: 100 * (at + 1) + BUILT_IN.indexOf(op), label: `Add ${op} on the GPU` } }));
+    const mend = (op, device) => ({ id: 100 * (at + 1) + 2 * BUILT_IN.indexOf(op) + (device === "cpu"), label: `Add ${op} on the ${device.toUpperCase()}` });
+    return lacks.map((op) => ({ op, mends: [mend(op, "gpu"), mend(op, "cpu")] }));
   });
 }
 
@@ -364,16 +365,16 @@ export class FakeModel {
   do_open(m) { this.ranges = [range(0, 32, PRESETS[m.name][1])]; this.draw(); }
   do_clear() { this.ranges = [range(0, 32, [])]; this.draw(); }
   do_mend(m) {
-    if (m.id >= 100) return this.complete(Math.floor(m.id / 100) - 1, m.id % 100);
+    if (m.id >= 100) return this.complete(Math.floor(m.id / 100) - 1, Math.floor((m.id % 100) / 2), m.id % 2 ? "cpu" : "gpu");
     const { path, range: at } = this.state.wiring.fault;
     const all = this.ranges[at].chain;
     if (m.id) all.splice(path[0], 1);
     else all.splice(path[0], 0, card(["qkv", "gpu"]));
     this.draw();
   }
-  complete(range, op) {
+  complete(range, op, device) {
     const behind = (each) => each.kind === "card" && BUILT_IN.indexOf(each.name) > op;
-    this.edit({ range }, (chain) => chain.splice(chain.findIndex(behind), 0, card([BUILT_IN[op], "gpu"])));
+    this.edit({ range }, (chain) => chain.splice(chain.findIndex(behind), 0, card([BUILT_IN[op], device])));
   }
   do_undo() { if (this.past.length) { this.future.push(clone(this.ranges)); this.ranges = this.past.pop(); this.draw(); } }
   do_redo() { if (this.future.length) { this.past.push(clone(this.ranges)); this.ranges = this.future.pop(); this.draw(); } }

@@ -69,10 +69,10 @@ export interface Mend {
   label: string;
 }
 
-// An operation that a layer has none of, and the mend that adds it; null if it needs another one that is missing too.
+// An operation that a layer has none of, and the mends that add it with what it needs, one for each device.
 export interface Lack {
   op: string;
-  mend: Mend | null;
+  mends: Mend[];
 }
 
 export interface Fault {

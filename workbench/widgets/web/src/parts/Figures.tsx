@@ -1,13 +1,13 @@
 import type { ReactNode } from "react";
 
-import type { FigureRow, Wiring } from "../contract";
+import type { FigureRow } from "../contract";
 import { useBench, useBroken, useHeld, useOf, useSend, useTrait } from "../hooks";
 import { percent } from "../format";
 import { Computing, SAMPLE } from "./Computing";
 import { Ledger } from "./Ledger";
 import { Panel } from "./Panel";
 import { Problem } from "./Problem";
-import { mainRow } from "./rows";
+import { mainRow, uncounted } from "./rows";
 import { schedulesOf, toneOf } from "./tones";
 
 type Column = "ttft" | "tbt" | "seconds" | "energy" | "preemptions";
@@ -106,12 +106,6 @@ function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRo
       {row.limited && <p className="wb-reading-why">Limited by {row.limited}</p>}
     </div>
   );
-}
-
-// "without out_proj": what a layer has no card of, and no figure counts.
-function uncounted({ lacks }: Wiring): string {
-  const ops = [...new Set(lacks.flat().map(({ op }) => op))];
-  return ops.length > 0 ? `without ${ops.join(", ")}` : "";
 }
 
 function Row({ row, columns, tone }: { row: FigureRow; columns: typeof COLUMNS; tone: string }): ReactNode {

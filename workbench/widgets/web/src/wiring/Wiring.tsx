@@ -4,7 +4,7 @@ import type { Device, Fault, Lack, Mend, Message, PaletteEntry, Settings } from 
 import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
-import { mainRow } from "../parts/rows";
+import { mainRow, uncounted } from "../parts/rows";
 import type { Change } from "../talk";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
@@ -47,10 +47,12 @@ export function Wiring(): ReactNode {
   const gpu = useOf("settings", ({ memory }) => memory?.gpu ?? "");
   const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
+  const without = uncounted(wiring);
   const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
     const known = mainRow(rows)?.gen_tok_s;
+    if (!known) return problem && "no figures; Figures tells why";
     const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
-    return known ? `${known} output tokens/s${of}` : problem && "no figures; Figures tells why";
+    return `${known} output tokens/s${of}${without && ` ${without}`}`;
   });
   const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
@@ -126,10 +128,10 @@ export function Wiring(): ReactNode {
     const inner = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
     return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
   };
-  const addLacking = ({ op }: Lack): void => {
+  const addLacking = ({ op }: Lack, { label }: Mend): void => {
     setFocused(null);
     setAdded(nextKey(range.chain, op));
-    edit((now) => mending(now.lacks[shown]?.find((each) => each.op === op)?.mend));
+    edit((now) => mending(now.lacks[shown]?.flatMap(({ mends }) => mends).find((each) => each.label === label)));
   };
   const drop = (key: string, at: Drop): void => {
     const element = find(range, key)?.element;
@@ -282,7 +284,7 @@ export function Wiring(): ReactNode {
 }
 
 // Every answer gives mends new numbers: the message names the one that is offered when it is sent.
-function mending(offered: Mend | null | undefined): Message | null {
+function mending(offered: Mend | undefined): Message | null {
   return offered ? { do: "mend", id: offered.id } : null;
 }
 
@@ -317,7 +319,7 @@ interface LeadProps {
   faulty: boolean;
   lacks: Lack[];
   systems: string[];
-  onAdd: (lack: Lack) => void;
+  onAdd: (lack: Lack, mend: Mend) => void;
 }
 
 // What stands above the cards: why they are held, what is wrong with them, what they lack, or what they are.
@@ -335,13 +337,12 @@ function Lead({ held, faulty, lacks, systems, onAdd }: LeadProps): ReactNode {
   return (
     <p>
       Not in this layer: {lacks.map(({ op }) => op).join(", ")}; no figure counts {lacks.length > 1 ? "them" : "it"}.{" "}
-      {lacks.map(
-        (lack) =>
-          lack.mend && (
-            <button key={lack.op} type="button" className="wb-button" onClick={() => onAdd(lack)}>
-              {lack.mend.label}
-            </button>
-          ),
+      {lacks.map((lack) =>
+        lack.mends.map((mend) => (
+          <button key={mend.label} type="button" className="wb-button" onClick={() => onAdd(lack, mend)}>
+            {mend.label}
+          </button>
+        )),
       )}
     </p>
   );
