@@ -62,12 +62,12 @@ class Course:
 
     @property
     def slower(self) -> float:
-        """How many times as long as simulated the work has taken; NaN without a simulation."""
+        """Time of the work so far over the simulated time of all; NaN without a simulation."""
         return self.worked / self._simulated if self._simulated > 0 else math.nan
 
     @property
     def whole(self) -> float:
-        """How many times as long as simulated its whole work takes, at the pace so far; NaN without a simulation."""
+        """Time of the whole work at the pace so far over the simulated time; NaN without a simulation."""
         return (self.worked + self.left) / self._simulated if self._simulated > 0 else math.nan
 
 

@@ -62,7 +62,7 @@ class Planned(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a run shows at some time since its start [s]."""
+    """A look at a run, some time after its start [s]."""
 
     under_way: UnderWay | None
     progress: Progress
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """The pace of an earlier run: its time before its first iteration [s], and how many times it took the simulated."""
+    """The pace of an earlier run: time before its first iteration [s], and that of its work over the simulated time."""
 
     start: float
     slower: float
