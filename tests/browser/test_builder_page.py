@@ -264,6 +264,30 @@ def test_a_run_is_started_paused_and_stopped(opened):
     assert [message["do"] for message in builder.sent()] == ["start", "pause", "resume", "stop"]
 
 
+def test_a_run_that_is_stopped_says_so_at_once_and_starts_again(opened):
+    builder = opened("vslpipe", delay=600)
+    builder.page.get_by_role("button", name="Start", exact=True).click()
+    builder.page.get_by_text("press Stop first").wait_for()
+    assert builder.page.get_by_role("button", name="Start", exact=True).is_disabled()
+    stop = builder.page.get_by_role("button", name="Stop", exact=True)
+    stop.click()
+    builder.page.locator(".wb-live-stopping").filter(has_text="Stopping…").wait_for()
+    assert stop.is_disabled()
+    assert builder.page.get_by_role("button", name="Pause", exact=True).is_disabled()
+    builder.page.get_by_role("button", name="Start again").wait_for()
+
+
+def test_a_sweep_is_stopped_by_its_own_button_and_says_what_it_kept(opened):
+    builder = opened("vslpipe")
+    sweep = builder.page.locator(".wb-sweep")
+    sweep.get_by_role("button", name="Measure").click()
+    sweep.get_by_role("button", name="Stop the sweep").click()
+    sweep.get_by_text("The last sweep stopped in run 1 of 10; 0 points kept.").wait_for()
+    assert "as simulated" in sweep.locator(".wb-sweep-time").inner_text()
+    builder.page.evaluate("fake.put({live: {...fake.state.live, pace: {start: 2, slower: 11}}})")
+    sweep.get_by_text("at the pace of the last one: 2\u202fs to start, then 11 times as long as simulated").wait_for()
+
+
 def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
     builder = opened("vslpipe")
     start = builder.page.get_by_role("button", name="Start", exact=True)
@@ -271,7 +295,7 @@ def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
     start.click()
     builder.page.get_by_text("press Stop first").wait_for()
     assert builder.page.get_by_text("held until the run ends").is_visible()
-    assert builder.page.get_by_role("button", name="Start again").bounding_box()["y"] == before["y"]
+    assert start.bounding_box()["y"] == before["y"]
     builder.page.get_by_role("button", name="Stop", exact=True).click()
     builder.page.get_by_text("press Stop first").wait_for(state="detached")
 
@@ -476,7 +500,7 @@ def test_readers_of_screens_find_nothing_amiss(opened, theme, scene):
         builder.page.keyboard.press("Enter")
         builder.page.locator(".wb-pop").wait_for()
     if scene == "fork":
-        builder.page.evaluate("fake.put({live: {...fake.state.live, stale: true}})")
+        builder.page.evaluate("fake.put({live: {...fake.state.live, stale: 'at other settings'}})")
         builder.page.get_by_role("combobox", name="Schedule", exact=True).click()
     builder.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; 0")
     found = builder.page.evaluate("axe.run(document.getElementById('here')).then(said => said.violations)")

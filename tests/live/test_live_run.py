@@ -14,7 +14,7 @@ from workbench.core.quiet import Noise
 from workbench.engine import RunState, engine, live
 from workbench.kernels import features
 from workbench.models import ModelConfig
-from workbench.schedules import Sequential, VSLPipe
+from workbench.schedules import Schedule, Sequential, VSLPipe
 
 ASKED = requests((5, 9, 3, 12), 12)
 
@@ -65,6 +65,30 @@ def test_while_paused_no_task_starts_and_no_time_passes(tiny: ModelConfig):
     result = live_run.wait(60)
     assert result.tokens == wb.run(scenario(tiny, ASKED), Sequential()).tokens
     assert live_run.state is RunState.FINISHED
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
+def test_it_tells_its_phases_and_how_far_an_iteration_is(tiny: ModelConfig, schedule: Schedule):
+    phases = list[str]()
+    seen = list[engine.UnderWay]()
+    live_run = wb.start(scenario(tiny, ASKED), schedule)
+    while not live_run.state.ended:
+        phases.append(live_run.phase)
+        under_way = live_run.under_way
+        if under_way is not None:
+            seen.append(under_way)
+        time.sleep(1e-3)
+    assert "reading the weights" in phases
+    assert live_run.under_way is None
+    first = [each for each in seen if each.iteration == 1]
+    assert {each.prefill for each in first} == {5 + 9 + 3 + 12}
+    assert {each.layer for each in first} == set(range(1, tiny.num_hidden_layers + 1))
+    shares = [each.share for each in first]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.5 < shares[-1]
+    assert all(0 < each.seconds < 30 for each in seen)
+    assert {each.prefill for each in seen if each.iteration == 5} == {0}
 
 
 @pytest.mark.usefixtures("slow")

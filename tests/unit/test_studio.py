@@ -19,6 +19,7 @@ from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
 from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
+from workbench.engine.engine import UnderWay
 from workbench.hardware.assembly import machine as assembled
 from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
@@ -31,7 +32,7 @@ from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import _DUE, Drawing, _Points
 from workbench.widgets.state.figures import figure
-from workbench.widgets.state.pace import Pace
+from workbench.widgets.state.pace import Course, Pace
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
@@ -921,6 +922,8 @@ class Stopped:
     state = RunState.STOPPED
     progress = Progress(iterations=0, seconds=0.0)
     error = StoppedError("the reading has ended.")
+    under_way = None
+    phase = ""
 
     def stop(self):
         pass
@@ -954,7 +957,7 @@ def test_a_run_that_is_stopped_early_has_not_failed(monkeypatch):
     runs, shown = published_by(runs_of, settings)
     assert shown[1]["state"] == "loading"
     assert shown[-1]["state"] == "stopped"
-    assert "no iteration has ended" in shown[-1]["text"]
+    assert shown[-1]["text"] == "after 0 s, before the first iteration; nothing was measured"
     assert not shown[-1]["stale"]
     assert ended == []
     runs.allow(settings.on(requests=5), "")
@@ -1009,6 +1012,29 @@ def test_the_time_that_is_left_is_simulated_until_a_run_has_ended_and_then_measu
     assert math.isnan(unknown.left(2))
     unknown.end(0, 5.0)
     assert unknown.left(1, gone=1.0) == 9.0
+
+
+def test_the_time_that_is_left_is_never_less_than_what_the_progress_of_the_run_tells():
+    pace = Pace([2.0, 4.0])
+    assert pace.left(0, gone=5.0, more=5.0) == 5.0 + 5 * 4.0
+    assert pace.left(0, gone=5.0) == 2.5 * 4.0
+    assert Pace([math.nan] * 2).left(0, gone=5.0, more=5.0) == 5.0 + 10.0
+
+
+def test_the_course_of_a_run_tells_its_time_without_pauses():
+    course = Course(80, 2.0)
+    course.note(None, Progress(total=20), 3.0)
+    assert course.left == 0.0
+    course.note(UnderWay(1, 80, 2, 4, 0.25, 10.0), Progress(total=20), 13.0)
+    assert (course.share, course.taken, course.left) == (0.2, 13.0, 40.0)
+    assert course.slower == 5.0
+    assert course.whole == 25.0
+    ended = UnderWay(1, 80, 4, 4, 0.9, 12.0)
+    course.note(ended, Progress(seconds=12.0, iterations=1, prefill=40, total=20), 1000.0)
+    assert course.share == 0.4
+    course.note(None, Progress(seconds=12.0, iterations=1, prefill=80, total=20), 1000.0)
+    assert (course.share, course.taken) == (0.8, 15.0)
+    assert math.isnan(Course(80, math.nan).whole)
 
 
 def test_times_are_told_roughly():

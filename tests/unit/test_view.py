@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -21,8 +22,10 @@ from PIL import Image, PngImagePlugin
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import VSL
 from workbench.core.errors import EngineError, ScenarioError
+from workbench.core.quiet import Noise
 from workbench.core.result import Result, Source
 from workbench.engine import RunState
+from workbench.engine.engine import UnderWay
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
@@ -46,7 +49,13 @@ class StandIn:
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario, self.schedule = scenario, schedule
         self.state, self.error = RunState.LOADING, None
+        self.phase, self.under_way = "", None
         self.progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
+
+    def reach(self, layer: int, seconds: float, iteration: int = 1) -> None:
+        self.state = RunState.RUNNING
+        prefill = 0 if iteration > 1 else int(self.scenario.workload.prompt_len.sum())
+        self.under_way = UnderWay(iteration, prefill, layer, 4, (layer - 1) / 4, seconds)
 
     def serve(self, iterations: int, emitted: int) -> None:
         self.state = RunState.RUNNING
@@ -341,8 +350,9 @@ def test_the_gauges_of_a_run_that_has_ended_tell_the_rate_of_its_text(view, runs
     run.finish()
     until(lambda: not view.studio.runs.busy)
     assert "16 tokens/s" in view.live["text"]
-    *_, notes = view.studio.runs._samples[-1]
-    assert notes[0].endswith("whole run 16 tok/s")
+    *_, texts, notes = view.studio.runs._samples[-1]
+    assert texts[0] == "16 tok/s"
+    assert notes[0].startswith("whole run")
 
 
 def test_a_finished_run_joins_the_figures_the_curves_and_the_lanes(view, runs):
@@ -364,6 +374,97 @@ def test_a_finished_run_joins_the_figures_the_curves_and_the_lanes(view, runs):
     assert measured(view)
 
 
+def test_a_run_tells_what_it_loads_and_how_far_its_first_iteration_is(view, runs, monkeypatch):
+    others = Noise(0.72)
+    monkeypatch.setattr(live_runs, "Listener", lambda: SimpleNamespace(hear=lambda: others))
+    say(view, "start")
+    until(lambda: bool(runs))
+    (run,) = runs
+    run.phase = "reading the weights"
+    until(lambda: view.live["text"].startswith("reading the weights"))
+    assert view.live["state"] == "loading"
+    run.reach(1, 1e-9)
+    until(lambda: view.live["text"].startswith("iteration 1: 96 prompt tokens, layer 1 of 4"))
+    assert "simulated" not in view.live["text"]
+    assert view.live["share"] == 0
+    run.reach(3, 1e6)
+    until(lambda: "layer 3 of 4" in view.live["text"])
+    assert view.live["share"] == pytest.approx(96 / 2 / (96 + 48))
+    told = r"so far [\d,]+ times as long as the whole run is simulated to take; other programs take 72% of the cores"
+    assert re.search(told, view.live["text"])
+    run.serve(1, 12)
+    run.reach(2, 3.0, iteration=2)
+    until(lambda: view.live["text"].endswith("; iteration 2: layer 2 of 4"))
+    run.finish()
+
+
+def test_a_sweep_is_expected_to_take_what_the_last_run_took(view, runs, monkeypatch):
+    monkeypatch.setattr(view.studio.runs, "_simulated", lambda *_: 48.0)
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].reach(2, 10.0)
+    until(lambda: "layer 2 of 4" in view.live["text"])
+    say(view, "stop")
+    until(lambda: not view.studio.runs.busy)
+    share = 96 / 4 / (96 + 48)
+    assert view.live["pace"]["slower"] == pytest.approx(10.0 / share)
+    assert 0 <= view.live["pace"]["start"] < SECONDS
+    told = []
+    view.observe(lambda change: told.append(change["new"]["text"]), "live")
+    say(view, "sweep", x="kv_capacity", points=3, schedules=[view.schedule.name])
+    until(lambda: "about 3 min for 3 runs" in told)
+    say(view, "stop")
+    until(lambda: not view.studio.runs.busy)
+
+
+def test_a_stop_is_told_at_once_and_then_what_was_done(view, runs, monkeypatch):
+    monkeypatch.setattr(StandIn, "stop", lambda _: None)
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].reach(2, 5.0)
+    until(lambda: "layer 2 of 4" in view.live["text"])
+    said = []
+    view.observe(lambda change: said.append(change["new"]["state"]), "live")
+    say(view, "stop")
+    assert said[0] == "stopping"
+    runs[0].state = RunState.STOPPED
+    until(lambda: not view.studio.runs.busy)
+    told = r"after \d+ s, in the first iteration; nothing was measured"
+    assert view.live["state"] == "stopped"
+    assert re.fullmatch(told, view.live["text"])
+
+
+def test_a_wiring_starts_again_only_once_a_run_of_it_has_ended(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    assert not view.live["again"]
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    assert view.live["again"]
+    say(view, "place", range=0, path=[0], device="cpu")
+    assert not view.live["again"]
+    assert view.live["stale"] == "of another wiring"
+    say(view, "undo")
+    assert view.live["again"]
+    assert not view.live["stale"]
+    say(view, "set", name="output_len", value=0)
+    assert view.live["again"]
+    assert view.live["stale"] == "at other settings"
+
+
+def test_gauges_of_a_run_that_ended_tell_of_the_whole_run(view, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].serve(2, 20)
+    until(lambda: len(view.studio.runs._samples) > 0)
+    assert view.studio.runs._samples[-1][3][0].startswith("last ")
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    _, _, texts, notes = view.studio.runs._samples[-1]
+    assert texts[0] == "16 tok/s"
+    assert notes[0].startswith("whole run; last ")
+
+
 def test_a_stopped_run_is_no_figure(view, runs):
     say(view, "start")
     until(lambda: bool(runs))
@@ -371,6 +472,7 @@ def test_a_stopped_run_is_no_figure(view, runs):
     say(view, "stop")
     until(lambda: not view.studio.runs.busy)
     assert view.live["state"] == "stopped"
+    assert view.live["text"].endswith("; it is not kept, since it was stopped")
     drawn(view)
     assert not measured(view)
 
@@ -503,6 +605,8 @@ def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
     say(view, "stop")
     until(lambda: not view.studio.runs.busy)
     assert len(view.studio.measured) == 3
+    assert view.live["swept"] == "stopped in run 4 of 10; 3 points kept"
+    assert not view.live["sweeping"]
     assert {run.schedule for run in runs} == {Sequential(prefetch=True), VSLPipe()}
     drawn(view)
     points = [line["points"] for line in view.curves["lines"] if line["kind"] == "measured"]
@@ -557,6 +661,15 @@ def test_rates_are_taken_over_the_last_seconds():
     assert gpu.value == pytest.approx(0.5)
     assert gpu.note == "last 3 s; whole run 50%"
     assert len(readings) == len(CHANNELS)
+
+
+def test_gauges_of_a_run_that_ended_keep_the_most_blocks():
+    monitor = Monitor()
+    monitor.read(Progress(seconds=1.0, iterations=1, used_blocks=9, blocks=12))
+    last = monitor.read(Progress(seconds=2.0, iterations=2, used_blocks=4, blocks=12), ended=True)
+    blocks = last[[channel.label for channel in CHANNELS].index("KV blocks in use")]
+    assert blocks.text == "9"
+    assert blocks.note == "of 12, at most; 4 at the end"
 
 
 def test_a_long_iteration_leaves_the_rate_of_the_last_ones():

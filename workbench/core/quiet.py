@@ -36,6 +36,22 @@ class Noise:
         return f"others took {self.others:.0%} of the cores"
 
 
+class Listener:
+    """Measures the noise since it was made; see `listening`."""
+
+    def __init__(self, also: Callable[[], float] = lambda: 0.0) -> None:
+        self._also = also
+        self._busy = _busy()
+        self._mine = time.process_time() + also()
+        self._begin = time.perf_counter()
+
+    def hear(self) -> Noise:
+        """The noise until now."""
+        passed = (time.perf_counter() - self._begin) * (os.cpu_count() or 1)
+        spent = time.process_time() + self._also() - self._mine
+        return Noise(min(max(0.0, _busy() - self._busy - spent - _TICKS) / passed, 1.0))
+
+
 @contextmanager
 def listening(also: Callable[[], float] = lambda: 0.0) -> Iterator[Noise]:
     """Measure the noise while the body runs.
@@ -46,13 +62,9 @@ def listening(also: Callable[[], float] = lambda: 0.0) -> Iterator[Noise]:
         Core-seconds that another process, which the body waits for, has used so far.
     """
     noise = Noise()
-    others = _busy()
-    mine = time.process_time() + also()
-    begin = time.perf_counter()
+    listener = Listener(also)
     yield noise
-    passed = (time.perf_counter() - begin) * (os.cpu_count() or 1)
-    spent = time.process_time() + also() - mine
-    noise.others = min(max(0.0, _busy() - others - spent - _TICKS) / passed, 1.0)
+    noise.others = listener.hear().others
 
 
 def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetition]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from traceback import clear_frames
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,31 @@ from workbench.workload.stop_strings import stops
 from workbench.workload.tokenizer import Tokenizer, load_tokenizer
 
 
+class UnderWay(NamedTuple):
+    """The iteration that a run is at work on.
+
+    Attributes
+    ----------
+    iteration : int
+        Its number, from 1.
+    prefill : int
+        Prompt tokens of its batch.
+    layer, layers : int
+        The last layer that has begun, from 1, and their number.
+    share : float
+        Share of its computing tasks that are done.
+    seconds : float
+        Its time so far [s].
+    """
+
+    iteration: int
+    prefill: int
+    layer: int
+    layers: int
+    share: float
+    seconds: float
+
+
 class Engine:
     """A `Clock` that executes plans on the real model.
 
@@ -69,6 +95,7 @@ class Engine:
         scenario = prepared.scenario
         self._inbox = inbox or Inbox(len(scenario.workload))
         self._rows: list[PartRows] = []  # of the parts of the plan under way
+        self._plan: tuple[int, Plan] | None = None  # under way, with its number
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
         self.watch = Stopwatch()
@@ -151,6 +178,15 @@ class Engine:
     def busy(self) -> dict[str, float]:
         """Seconds that each lane has worked so far, tasks under way included."""
         return self._executor.busy()
+
+    def under_way(self) -> UnderWay | None:
+        """The iteration under way; None between two."""
+        if self._plan is None:
+            return None
+        number, plan = self._plan
+        prefill = sum(int(batch.rows.prefill) for batch in plan.parts)
+        layer, share = self._executor.reached()
+        return UnderWay(number + 1, prefill, layer + 1, plan.layers, share, self.watch.now - self._now)
 
     def close(self) -> None:
         """End every thread, and let the model go: a run that has ended may be kept for what it tells."""
@@ -237,9 +273,11 @@ class Engine:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         layouts = [RowLayout.of(batch, self._blocks) for batch in plan.parts]
+        self._plan = number, plan
         try:
             return self._executed(plan, layouts, number)
         finally:
+            self._plan = None
             for layout in layouts:
                 layout.leave()
 

@@ -17,7 +17,7 @@ from workbench.core.units import is_whole
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.host import HostDriver
 from workbench.engine.devices.opening import ledger_told, open_driver
-from workbench.engine.engine import Engine
+from workbench.engine.engine import Engine, UnderWay
 from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import Occupation, occupy
@@ -305,6 +305,17 @@ class LiveRun:
         whatever reason; `wait` then says how. There may be several, each with all tokens.
         """
         return self._log.follow()
+
+    @property
+    def phase(self) -> str:
+        """Words for what the run does before its first iteration; empty at first."""
+        return self._occupation.control.phase
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The iteration under way; None between two, and before the first."""
+        engine = self._engine
+        return None if engine is None or not self._thread.is_alive() else engine.under_way()
 
     @property
     def timeline(self) -> Timeline:

@@ -20,12 +20,15 @@ class Control:
         Cleared while the run is paused: no task starts then.
     ending : bool
         True once the run was stopped, for good.
+    phase : str
+        Words for what the run does before its clock starts.
     """
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.ending = self._drained = False
+        self.phase = ""
 
     @property
     def stopped(self) -> bool:

@@ -21,6 +21,8 @@ from workbench.engine.lanes.mover import Mover
 from workbench.engine.lanes.process import give_back, take
 from workbench.schedules.plan import Carry, Task
 
+_COMPUTING = ("gpu", "cpu")
+
 
 class Executor:
     """Four lanes that execute one plan after the other.
@@ -56,6 +58,7 @@ class Executor:
         self._idle = threading.Event()
         self._open = 0
         self._carried: Job | None = None
+        self._running: list[Job] = []
         self.lanes: dict[str, Lane] = {
             "gpu": Lane("gpu", self) if self.driver.on_host else AheadLane("gpu", self),
             "cpu": Lane("cpu", self),
@@ -95,12 +98,16 @@ class Executor:
         self._check_carried()
         self.control.renew()
         jobs, ready = self._jobs(tasks, actions)
+        self._running = jobs
         for job in ready:
             if job.action is None:
                 self.finished(job)
             else:
                 self.lanes[job.task.node.lane].inbox.put(job)
-        self._wait()
+        try:
+            self._wait()
+        finally:
+            self._running = []
         for job in jobs:
             if job.error is not None and not isinstance(job.error, StoppedError):  # that follows another job's error
                 raise job.error
@@ -177,6 +184,13 @@ class Executor:
             name: lane.worked + (0.0 if math.isnan(since := lane.since) else now - since)
             for name, lane in self.lanes.items()
         }
+
+    def reached(self) -> tuple[int, float]:
+        """The last layer that the plan under way has begun to compute, and the share of its computing that is done."""
+        computing = [job for job in self._running if job.action is not None and job.task.node.lane in _COMPUTING]
+        layers = [job.task.layer for job in computing if job.start]
+        done = sum(job.done for job in computing)
+        return max([0, *layers]), done / max(1, len(computing))
 
     def issued(self, job: Job) -> None:
         """Dispatch every follower of a job on the same lane that now waits for nothing; a lane that issues calls this.

@@ -57,6 +57,7 @@ class Forward:
         kind = LatentOps if latent else Ops
         cache = LatentCache if latent else KVCache
         self._compile(kind, cache)  # before anything is loaded: the code stays with the process when the model goes
+        self._control.phase = "reading the weights"
         store = WeightStore(self._model, scenario.precision, self._stack, self._control, self._driver)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._stack, prepared.slot_bytes, slots, self._control)
@@ -96,6 +97,7 @@ class Forward:
 
     def _compile(self, kind: type[Ops], cache: type[KVCache]) -> None:
         """Compile the kernels of a run, so that no lane is charged for it; a bar shows the progress."""
+        self._control.phase = "compiling the kernels"
         model = self._model
         precision = self._prepared.scenario.precision
         dtype = TORCH_DTYPES[precision.weights]
@@ -129,6 +131,7 @@ class Forward:
 
     def warm_up(self) -> None:
         """Read every streamed weight once, so that no lane is charged for it."""
+        self._control.phase = "warming up the streamed weights"
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:

@@ -54,6 +54,7 @@ class Monitor:
         self._window = window
         self._ends: deque[Progress] = deque([Progress()])
         self._seen: deque[Progress] = deque([Progress()])
+        self._most = 0  # KV blocks in use
 
     @property
     def rate(self) -> float:
@@ -61,8 +62,9 @@ class Monitor:
         last = self._ends[-1]
         return _rate(last.emitted, last.seconds)
 
-    def read(self, now: Progress) -> list[Reading]:
-        """Compute the readings at this snapshot."""
+    def read(self, now: Progress, *, ended: bool = False) -> list[Reading]:
+        """Compute the readings at this snapshot; those of a run that has ended tell of the whole run first."""
+        self._most = max(self._most, now.used_blocks)
         if now.iterations > self._ends[-1].iterations:
             self._ends.append(now)
         elif now.seconds < self._ends[-1].seconds:  # of a run that has ended, when its last iteration did
@@ -78,15 +80,18 @@ class Monitor:
         output = _rate(last.emitted - first.emitted, window)
         prompt = _rate(last.prefill - first.prefill, window)
         used = now.used_blocks / now.blocks if now.blocks else 0.0
-        return [
-            Reading(output, _tokens(output), _note(window, _tokens(self.rate))),
-            Reading(prompt, _tokens(prompt), _note(window, _tokens(_rate(now.prefill, last.seconds)))),
+        blocks = Reading(used, f"{now.used_blocks}", f"of {now.blocks}")
+        if ended:
+            blocks = Reading(used, f"{self._most}", f"of {now.blocks}, at most; {now.used_blocks} at the end")
+        found = [
+            _of_both(output, _tokens(output), window, _tokens(self.rate), ended=ended),
+            _of_both(prompt, _tokens(prompt), window, _tokens(_rate(now.prefill, last.seconds)), ended=ended),
             _times(now.ttft),
             _times(now.tbt),
-            Reading(used, f"{now.used_blocks}", f"of {now.blocks}"),
+            blocks,
             Reading(now.preemptions, f"{now.preemptions}"),
-            *(_lane(now, since, lane) for lane in LANES),
         ]
+        return found + [_lane(now, since, lane, ended=ended) for lane in LANES]
 
 
 def _times(of: tuple[float, float]) -> Reading:
@@ -97,19 +102,23 @@ def _times(of: tuple[float, float]) -> Reading:
     return Reading(half, format_seconds(half), f"median; 90% within {format_seconds(most)}")
 
 
-def _lane(now: Progress, since: Progress, lane: str) -> Reading:
+def _lane(now: Progress, since: Progress, lane: str, *, ended: bool) -> Reading:
     window = now.seconds - since.seconds
     share = min(_rate(now.busy.get(lane, 0.0) - since.busy.get(lane, 0.0), window), _SHARE)
-    return Reading(share, f"{share:.0%}", _note(window, f"{_rate(now.busy.get(lane, 0.0), now.seconds):.0%}"))
+    whole = min(_rate(now.busy.get(lane, 0.0), now.seconds), _SHARE)
+    return _of_both(share, f"{share:.0%}", window, f"{whole:.0%}", ended=ended)
 
 
 def _tokens(rate: float) -> str:
     return f"{digits(rate)} {_TOKENS}"
 
 
-def _note(window: float, whole: str) -> str:
-    """The time that a reading is of, and the same of the whole run."""
-    return f"last {max(1, round(window))} s; whole run {whole}"
+def _of_both(value: float, last: str, window: float, whole: str, *, ended: bool) -> Reading:
+    """A reading of the last seconds and, in its note, of the whole run; the other way round once it has ended."""
+    seconds = f"last {max(1, round(window))} s"
+    if ended:
+        return Reading(value, whole, f"whole run; {seconds} {last}")
+    return Reading(value, last, f"{seconds}; whole run {whole}")
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.quiet import Listener
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
+from workbench.pipeline import Pipeline, Stack
 from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
@@ -19,15 +22,19 @@ from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
-from workbench.widgets.state.pace import Pace
+from workbench.widgets.state.pace import Course, Pace
 from workbench.widgets.state.settings import Settings
 
 if TYPE_CHECKING:
     from workbench.engine import LiveRun
+    from workbench.engine.engine import UnderWay
 
 PERIOD = 1 / 8  # seconds between two updates
 _NEAR = 16  # times more or less than the present value, within which a sweep measures
 _SHARES = (WEIGHTS_ON_GPU, KV_ON_GPU)  # they go from 0 to 1
+_NOTABLE = 0.05  # share of the cores from which on other programs are told
+_SLOW = 1.1  # times the simulated time from which on a run is told to take longer
+_LONG = 1.0  # seconds from which on a phase tells its time, and an iteration its layer
 _HISTORY = 479  # samples: with the newest a minute
 HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
 IDLE: Plain = {
@@ -38,8 +45,13 @@ IDLE: Plain = {
     "share": 0.0,
     "ended": None,  # time of day in seconds since 1970
     "here": "",
-    "stale": False,
+    "stale": "",
+    "again": False,
+    "sweeping": False,
+    "swept": "",
+    "pace": None,
 }
+_ACTIVE = ("loading", "running", "paused")
 
 
 class Planned(NamedTuple):
@@ -47,6 +59,21 @@ class Planned(NamedTuple):
 
     settings: Settings
     title: str
+
+
+class Seen(NamedTuple):
+    """A look at a run, some time after its start [s]."""
+
+    under_way: UnderWay | None
+    progress: Progress
+    elapsed: float
+
+
+class Earlier(NamedTuple):
+    """The pace of an earlier run: time before its first iteration [s], and that of its work over the simulated time."""
+
+    start: float
+    slower: float
 
 
 class Runs:
@@ -94,6 +121,11 @@ class Runs:
         self._here = ""
         self._now: Settings | None = None
         self._ran: Settings | None = None
+        self._wirings: list[Pipeline | Stack] = []  # of the runs that have ended
+        self._again = False
+        self._sweeping = False
+        self._swept = ""
+        self._earlier: Earlier | None = None
         self._samples: list[Any] = []
         self._last = dict(IDLE)
 
@@ -110,16 +142,19 @@ class Runs:
         self._now = settings
         self._why = why
         self._here = here
+        self._again = settings.pipeline in self._wirings
         if not self.busy:
             self._publish(self._last)
 
-    def begin(self, planned: Callable[[], Sequence[Planned]]) -> None:
+    def begin(self, planned: Callable[[], Sequence[Planned]], *, sweeping: bool = False) -> None:
         """Plan and run settings one after the other in the background, unless runs are going on or none can begin."""
         with self._lock:
             if self.busy or self._why:
                 return
             self._stopped.clear()
             self._busy = True
+            self._sweeping = sweeping
+            self._swept = ""
             self._clear()
             self._publish({**IDLE, "state": "loading"})
             thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
@@ -140,6 +175,8 @@ class Runs:
         self._stopped.set()
         if self._run is not None:
             self._run.stop()
+        if self.busy:
+            self._display(self._last)
 
     def resend(self) -> None:
         """Show the samples so far to a page that was opened or loaded again."""
@@ -156,50 +193,86 @@ class Runs:
             self._over()
 
     def _run_all(self, planned: Sequence[Planned]) -> None:
+        if "workbench.engine" not in sys.modules:
+            self._prepare("loading torch")
         from workbench.engine import start  # it brings torch, which takes longer to import than all that a view shows
 
         pace = self._pace(planned)
+        kept = 0
         for number, (settings, _) in enumerate(planned):
             began = time.perf_counter()
-            simulated = prediction_of(settings, self._simulated(settings, False))
+            before = self._last
+            of = partial(_place_of, planned, number, pace)
+            self._prepare(f"{of(0.0)}simulating the run")
+            rate = self._simulated(settings, False)
+            simulated = prediction_of(settings, rate)
+            self._prepare(f"{of(time.perf_counter() - began)}waiting until the figures rest")
             self._quiet()
             if self._stopped.is_set():
-                if number == 0:
-                    self._last = {**self._last, "state": "stopped", "text": "before the run began"}
+                self._swept = f"stopped before {_run_of(planned, number)}; {_points(kept)} kept"
+                stopped = {**self._last, "state": "stopped", "text": "before the run began"}
+                self._last = before if number else stopped
                 return
             self._ran = settings
-            of = partial(_place_of, planned, number, pace, began)
             try:
-                self._run = start(settings.live(), settings.schedule)
+                live = settings.live()
+                course = Course(int(live.workload.prompt_len.sum()), seconds_at(settings, rate))
+                self._run = start(live, settings.schedule)
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
-                self._watch(self._run, of, simulated)
+                self._watch(self._run, of, simulated, course, began)
+                self._note(self._run, settings, course)
                 if self._run.progress.iterations and not _has_failed(self._run):
-                    self._ended(settings, self._run.wait())
-                    pace.end(number, time.perf_counter() - began)
+                    result = self._run.wait()
+                    self._ended(settings, result)
+                    kept += not result.stopped
+                    pace.end(number, course.taken)
             except WorkbenchError as error:
-                self._publish({**self._last, "state": "failed", "text": f"{of(True)}{error}"})
+                self._publish({**self._last, "state": "failed", "text": f"{of(math.nan)}{error}"})
             except Exception as error:  # an exception of this thread would not be shown
-                self._publish({**self._last, "state": "failed", "text": f"{of(True)}{type(error).__name__}: {error}"})
+                text = f"{of(math.nan)}{type(error).__name__}: {error}"
+                self._publish({**self._last, "state": "failed", "text": text})
+                self._swept = f"failed in {_run_of(planned, number)}; {_points(kept)} kept"
                 return
+            how = "stopped in" if self._stopped.is_set() else "ended with"
+            self._swept = f"{how} {_run_of(planned, number)}; {_points(kept)} kept"
+            if self._stopped.is_set():
+                return
+
+    def _prepare(self, text: str) -> None:
+        """Tell what is done before a run."""
+        self._publish({**IDLE, "state": "loading", "text": text})
+
+    def _note(self, run: LiveRun, settings: Settings, course: Course) -> None:
+        """Note that a run of a wiring has ended, and its pace; of one that was stopped it is the least."""
+        if settings.pipeline not in self._wirings:
+            self._wirings.append(settings.pipeline)
+        self._again = True
+        if math.isnan(course.whole) or _has_failed(run):
+            return
+        slower = course.whole
+        if self._stopped.is_set():  # less is known of it
+            slower = max(slower, self._earlier.slower if self._earlier is not None else 1.0)
+        self._earlier = Earlier(course.before, slower)
 
     def _pace(self, planned: Sequence[Planned]) -> Pace:
         """The pace of runs by their simulations, which is told before the first of several begins."""
         if len(planned) < 2:
             return Pace([math.nan] * len(planned))
-        pace = Pace([self._simulated_seconds(each.settings) for each in planned])
+        pace = Pace([self._expected_seconds(each.settings) for each in planned])
         left = pace.left(0)
         about = "" if math.isnan(left) else f"about {roughly(left)} for "
-        self._publish({**IDLE, "state": "loading", "text": f"{about}{len(planned)} runs"})
+        self._prepare(f"{about}{len(planned)} runs")
         return pace
 
-    def _simulated_seconds(self, settings: Settings) -> float:
+    def _expected_seconds(self, settings: Settings) -> float:
         rate = math.nan if self._stopped.is_set() else self._simulated(settings, True)
-        return seconds_at(settings, rate)
+        start, slower = self._earlier or Earlier(0.0, 1.0)
+        return start + slower * seconds_at(settings, rate)
 
-    def _watch(self, run: LiveRun, of: Callable[[bool], str], simulated: str) -> None:
+    def _watch(self, run: LiveRun, of: Callable[..., str], simulated: str, course: Course, began: float) -> None:
         monitor = Monitor()
-        begin = time.perf_counter()
+        listener = Listener()
         self._clear()
         seconds = 0.0
         over = False
@@ -207,14 +280,17 @@ class Runs:
         while not over:
             pause.wait(PERIOD)
             over = run.state.ended  # read before the progress, so that the last update has the final figures
-            progress = run.progress
+            seen = Seen(run.under_way, run.progress, time.perf_counter() - began)
+            progress = seen.progress
             if progress.iterations and (over or progress.seconds > seconds):
                 seconds = max(seconds, progress.seconds)
-                values, texts, notes = zip(*monitor.read(progress), strict=True)
+                values, texts, notes = zip(*monitor.read(progress, ended=over), strict=True)
                 sample = [seconds, values, texts, notes]
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
-            self._publish(_told(run, progress, of(over), monitor.rate, simulated, time.perf_counter() - begin))
+            course.note(*seen)
+            place = of(math.nan if over else seen.elapsed, course.left)
+            self._publish(_told(run, seen, course, listener, place, f"{digits(monitor.rate)} tokens/s", simulated))
 
     def _clear(self) -> None:
         """Take the samples of the run before away."""
@@ -223,12 +299,27 @@ class Runs:
 
     def _publish(self, told: Plain) -> None:
         self._last = told
+        self._display(told)
+
+    def _display(self, told: Plain) -> None:
         can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
         held = HELD if self.busy else ""
-        stale = not self.busy and self._ran is not None and self._ran != self._now
-        now = {"can": can, "why": self._why, "here": self._here, "held": held, "stale": stale}
-        self._show({**told, **now, "channels": channels})
+        stale = "" if self.busy else self._stale()
+        now = {"can": can, "why": self._why, "here": self._here, "held": held, "stale": stale, "again": self._again}
+        sweeping = self._sweeping and self.busy
+        swept = self._swept if self._sweeping and not self.busy else ""
+        pace = None if self._earlier is None else self._earlier._asdict()
+        sweep = {"sweeping": sweeping, "swept": swept, "pace": pace}
+        stopping = self.busy and self._stopped.is_set() and told["state"] in _ACTIVE
+        state = "stopping" if stopping else told["state"]
+        self._show({**told, **now, **sweep, "state": state, "channels": channels})
+
+    def _stale(self) -> str:
+        """Words for what has changed since the last run; empty if nothing has."""
+        if self._ran is None or self._now is None or self._ran == self._now:
+            return ""
+        return "at other settings" if self._ran.pipeline == self._now.pipeline else "of another wiring"
 
 
 def prediction_of(settings: Settings, rate: float) -> str:
@@ -244,13 +335,24 @@ def seconds_at(settings: Settings, rate: float) -> float:
     return settings.requests * settings.output_len / rate if rate > 0 else math.nan
 
 
-def _place_of(planned: Sequence[Planned], number: int, pace: Pace, began: float, ended: bool) -> str:
-    """The place of a run among several, and until it has ended the time that is left for all of them."""
+def _run_of(planned: Sequence[Planned], number: int) -> str:
+    return f"run {number + 1} of {len(planned)}"
+
+
+def _points(number: int) -> str:
+    return f"{number} point{'' if number == 1 else 's'}"
+
+
+def _place_of(planned: Sequence[Planned], number: int, pace: Pace, gone: float, more: float = 0.0) -> str:
+    """The place of a run among several, and the time that is left for all of them.
+
+    The run has gone on for so long, NaN once it has ended, and needs at least so much more [s].
+    """
     if len(planned) < 2:
         return ""
-    left = math.nan if ended else pace.left(number, time.perf_counter() - began)
+    left = math.nan if math.isnan(gone) else pace.left(number, gone, more)
     about = "" if math.isnan(left) else f", about {roughly(left)} left"
-    return f"run {number + 1} of {len(planned)}{about}: {planned[number].title}. "
+    return f"{_run_of(planned, number)}{about}: {planned[number].title}. "
 
 
 def _has_failed(run: LiveRun) -> bool:
@@ -259,20 +361,56 @@ def _has_failed(run: LiveRun) -> bool:
     return run.state is RunState.FAILED
 
 
-def _told(run: LiveRun, progress: Progress, of: str, rate: float, simulated: str, elapsed: float) -> Plain:
-    """The state of a run for the browser, which began some seconds ago."""
+def _told(run: LiveRun, seen: Seen, course: Course, listener: Listener, of: str, rate: str, simulated: str) -> Plain:
+    """The state of a run for the browser."""
     state = run.state
+    under_way = seen.under_way
+    progress = seen.progress
     taken = format_seconds(progress.seconds) if progress.seconds else "0 s"
     text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {taken}, iteration {progress.iterations:,}"
     if not progress.iterations:
-        text = f"{of}no iteration has ended after {elapsed:.0f} s; the first one has the most prompts"
+        first = _first(run, seen, course, listener)
+        text = f"{of}{first[:1].upper()}{first[1:]}" if of else first
     if progress.emitted:
         so_far = "" if state.ended else " so far"
-        text += f": {digits(rate)} tokens/s{so_far}{simulated}"
+        text += f": {rate}{so_far}{simulated}"
+    if progress.iterations and under_way is not None and under_way.seconds > _LONG:
+        text += f"; iteration {under_way.iteration:,}: {_at_work(under_way)}"
+    if progress.iterations and state.value == "stopped":
+        text += "; it is not kept, since it was stopped"
     if _has_failed(run):
         text = f"{of}{run.error}"
     ended = time.time() if state.ended else None
-    return {"state": state.value, "text": text, "share": progress.emitted / max(1, progress.total), "ended": ended}
+    return {**IDLE, "state": state.value, "text": text, "share": course.share, "ended": ended}
+
+
+def _first(run: LiveRun, seen: Seen, course: Course, listener: Listener) -> str:
+    """The course of a run until its first iteration has ended."""
+    if run.state.ended:
+        where = "in" if course.worked else "before"
+        return f"after {seen.elapsed:.0f} s, {where} the first iteration; nothing was measured"
+    under_way = seen.under_way
+    doing = run.phase or "checking the run"
+    if under_way is not None:
+        doing = f"iteration 1: {_at_work(under_way)}"
+    since = f", {seen.elapsed:.0f} s" if seen.elapsed > _LONG else ""
+    return f"{doing}{since}{_slow(course, listener)}"
+
+
+def _at_work(under_way: UnderWay) -> str:
+    """Prompt tokens and layer of an iteration."""
+    prompts = f"{under_way.prefill:,} prompt tokens, " if under_way.prefill else ""
+    return f"{prompts}layer {under_way.layer} of {under_way.layers}"
+
+
+def _slow(course: Course, listener: Listener) -> str:
+    """Words for a run that has taken longer than its simulation, and for other programs; empty for another."""
+    if not course.slower >= _SLOW:
+        return ""
+    times = f"{course.slower:.1f}" if course.slower < 10 else f"{course.slower:,.0f}"
+    others = listener.hear().others
+    taking = f"; other programs take {others:.0%} of the cores" if others >= _NOTABLE else ""
+    return f"; so far {times} times as long as the whole run is simulated to take{taking}"
 
 
 def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[Planned]:

@@ -433,7 +433,7 @@ class Studio:
         names = [str(name) for name in message.get("schedules", [])] or [now.schedule.name]
         schedules = [each for each in self.controls.schedules(now) if each.name in names]
         points = int(message.get("points", POINTS))
-        self.runs.begin(lambda: swept(now, axis, points, schedules))
+        self.runs.begin(lambda: swept(now, axis, points, schedules), sweeping=True)
 
     def _on_ready(self, _: Message) -> None:
         self.runs.resend()

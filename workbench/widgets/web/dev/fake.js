@@ -248,7 +248,7 @@ function lanesOf() {
 
 const CHANNELS = [["output tokens", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
 const HELD = "Settings and wiring stay as they are; press Stop first.";
-const NONE = { state: "none", can: true, why: "", text: "", share: 0, ended: null, stale: false, channels: CHANNELS };
+const NONE = { state: "none", can: true, why: "", text: "", share: 0, ended: null, stale: "", again: false, channels: CHANNELS };
 const VARIANTS = [
   { id: 0, name: "A", about: "VSLPipe, 70 GB KV", code: "", rows: { "output tokens/s": "631", TTFT: "2.1 s", TBT: "140 ms", "GPU memory": "14.9 GB", energy: "0.41 J/token" }, best: ["output tokens/s", "energy", "TTFT", "TBT"] },
   { id: 1, name: "B", about: "Sequential, 70 GB KV", code: "", rows: { "output tokens/s": "402", TTFT: "3.4 s", TBT: "212 ms", "GPU memory": "9.0 GB", energy: "0.58 J/token" }, best: ["GPU memory"] },
@@ -389,7 +389,7 @@ export class FakeModel {
     control[control.kind === "slider" ? "at" : "value"] = m.value;
     const figures = { ...this.state.figures, sample: m.rest ? "" : "first 2,000 of 20,000 requests" };
     const curves = m.name === "kv_capacity" ? { ...this.state.curves, at: kv[m.value] } : this.state.curves;
-    const live = { ...this.state.live, stale: this.state.live.ended !== null };
+    const live = { ...this.state.live, stale: this.state.live.ended === null ? "" : "at other settings" };
     this.put({ settings, figures, curves, live });
   }
   do_fix() { this.put({ figures: clone(FIGURES) }); }
@@ -400,7 +400,7 @@ export class FakeModel {
   do_unpin(m) { this.put({ variants: this.state.variants.filter((each) => each.id !== m.id) }); }
   do_axis(m) { this.put({ curves: { ...this.state.curves, axis: m.name, x: { ...this.state.curves.x, label: this.state.curves.axes.find((each) => each.value === m.name).label } } }); }
   do_keep() { this.fire("msg:custom", { kept: this.kept ?? "" }); }
-  do_sweep() { this.do_start(); }
+  do_sweep() { this.do_start(); this.put({ live: { ...this.state.live, sweeping: true } }); }
   do_start() {
     this.fire("msg:custom", { fresh: true, samples: [] });
     let step = 0;
@@ -411,10 +411,16 @@ export class FakeModel {
       const values = CHANNELS.map((channel, index) => (channel.top ? 0.5 + 0.4 * Math.sin(step / 9 + index) : 200 + 40 * Math.sin(step / 7 + index)));
       this.fire("msg:custom", { samples: [[step / 8, values, values.map((value, index) => (CHANNELS[index].top ? `${Math.round(100 * value)} %` : `${Math.round(value)}${index ? "" : " tok/s"}`)), values.map(() => "last 3 s; whole run 203 tok/s")]] });
       const done = Math.min(1024, step * 8);
-      this.put({ live: { ...this.state.live, state: done < 1024 ? "running" : "finished", text: `${done.toLocaleString("en-US")} of 1,024 output tokens in ${(step / 8).toFixed(1)} s`, share: done / 1024, ended: done < 1024 ? null : Date.now() / 1000 } });
+      this.put({ live: { ...this.state.live, state: done < 1024 ? "running" : "finished", text: `${done.toLocaleString("en-US")} of 1,024 output tokens in ${(step / 8).toFixed(1)} s`, share: done / 1024, ended: done < 1024 ? null : Date.now() / 1000, again: done >= 1024 } });
     }, 125);
   }
   do_pause() { this.put({ live: { ...this.state.live, state: "paused" } }); }
   do_resume() { this.put({ live: { ...this.state.live, state: "running" } }); }
-  do_stop() { clearInterval(this.clock); this.put({ live: { ...this.state.live, state: "stopped", held: "", ended: Date.now() / 1000 } }); }
+  do_stop() {
+    clearInterval(this.clock);
+    this.put({ live: { ...this.state.live, state: "stopping" } });
+    const swept = this.state.live.sweeping ? "stopped in run 1 of 10; 0 points kept" : "";
+    const over = { state: "stopped", held: "", ended: Date.now() / 1000, again: true, sweeping: false, swept };
+    setTimeout(() => this.put({ live: { ...this.state.live, ...over } }), this.delay);
+  }
 }

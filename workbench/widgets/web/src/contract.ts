@@ -231,15 +231,24 @@ export interface Channel {
   unit: string; // of its values, where they have one
 }
 
+export interface Pace {
+  start: number; // seconds before the first iteration
+  slower: number; // how many times as long as simulated the rest took
+}
+
 export interface Live {
-  state: "none" | "loading" | "running" | "paused" | "finished" | "stopped" | "failed";
+  state: "none" | "loading" | "running" | "paused" | "stopping" | "finished" | "stopped" | "failed";
   can: boolean;
   why: string;
   text: string;
   share: number;
   ended?: number | null; // when it ended, in seconds since 1970
   here?: string; // words of a button that makes the settings run on this computer
-  stale?: boolean; // the run was at other settings
+  stale?: string; // words for what has changed since the run
+  again?: boolean; // a run of this wiring has ended
+  sweeping?: boolean; // the runs are those of a sweep
+  swept?: string; // how the last sweep ended
+  pace?: Pace | null; // of the last run
   held?: string; // why settings and wiring stay as they are
   channels: Channel[];
 }

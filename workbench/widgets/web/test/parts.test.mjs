@@ -97,18 +97,20 @@ test("the comment behind copied code names the pipeline, holds for any name of t
 
 test("gauges are titled as those of the run that goes on, or of the last one, when it ended and whether the settings have changed", () => {
   const ended = new Date(2026, 10, 28, 14, 3).getTime() / 1000;
-  assert.equal(runTitle(true, { ended: null, stale: false }), "This run");
-  assert.equal(runTitle(false, { ended, stale: false }), "Last run, ended at 14:03");
-  assert.equal(runTitle(false, { ended, stale: true }), "Last run, ended at 14:03, at other settings");
-  assert.equal(runTitle(false, { ended: null, stale: false }), "Last run");
+  assert.equal(runTitle(true, { ended: null, stale: "" }), "This run");
+  assert.equal(runTitle(false, { ended, stale: "" }), "Last run, ended at 14:03");
+  assert.equal(runTitle(false, { ended, stale: "of another wiring" }), "Last run, ended at 14:03, of another wiring");
+  assert.equal(runTitle(false, { ended: null, stale: "" }), "Last run");
 });
 
 test("before runs begin, the time that they take is told as far as it is simulated", () => {
   const takes = { a: 3, b: 5 };
-  assert.equal(plain(sweepTime(takes, ["a", "b"], 5)), "about 40 s for 10 runs, as simulated");
-  assert.equal(plain(sweepTime(takes, ["a", "new"], 5)), "about 30 s for 10 runs, as simulated");
-  assert.equal(sweepTime({}, ["a"], 5), "5 runs; the first tells how long they take");
-  assert.equal(sweepTime(takes, [], 5), "");
+  assert.equal(plain(sweepTime(takes, ["a", "b"], 5, null)), "about 40 s for 10 runs, as simulated");
+  assert.equal(plain(sweepTime(takes, ["a", "new"], 5, null)), "about 30 s for 10 runs, as simulated");
+  assert.equal(sweepTime({}, ["a"], 5, { start: 2, slower: 11 }), "5 runs; the first tells how long they take");
+  assert.equal(sweepTime(takes, [], 5, null), "");
+  const slow = "about 8 min for 10 runs, at the pace of the last one: 2 s to start, then 11 times as long as simulated";
+  assert.equal(plain(sweepTime(takes, ["a", "b"], 5, { start: 2, slower: 11 })), slow);
   assert.deepEqual([0.2, 89, 90, 5000, 7000].map(roughly).map(plain), ["1 s", "89 s", "2 min", "83 min", "2 h"]);
 });
 

@@ -220,7 +220,7 @@ function spoken({ x, y, at, lines }: CurvesTrait): string {
 function Sweep(): ReactNode {
   const { talk } = useBench();
   const { axis, x, takes = {} } = useTrait("curves");
-  const { state, can, text } = useTrait("live");
+  const { state, can, text, sweeping, swept, pace } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
@@ -245,11 +245,12 @@ function Sweep(): ReactNode {
         Measure
       </button>
       {running && (
-        <button type="button" className="wb-button" onClick={() => talk.send({ do: "stop" })}>
-          Stop the run
+        <button type="button" className="wb-button" disabled={state === "stopping"} onClick={() => talk.send({ do: "stop" })}>
+          {sweeping ? "Stop the sweep" : "Stop the run"}
         </button>
       )}
-      <p className="wb-note wb-sweep-time">{running ? text : sweepTime(takes, schedules, POINTS)}</p>
+      {swept && <p className="wb-note wb-swept">The last sweep {swept}.</p>}
+      <p className="wb-note wb-sweep-time">{running ? text : sweepTime(takes, schedules, POINTS, pace ?? null)}</p>
     </fieldset>
   );
 }

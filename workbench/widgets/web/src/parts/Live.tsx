@@ -10,17 +10,18 @@ const WORDS: Record<LiveTrait["state"], string> = {
   loading: "Starting",
   running: "Running",
   paused: "Paused",
+  stopping: "Stopping…",
   finished: "Finished",
   stopped: "Stopped",
   failed: "Failed",
 };
 
-export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused"];
+export const ACTIVE: LiveTrait["state"][] = ["loading", "running", "paused", "stopping"];
 
 // Runs the pipeline on this computer, and what it does meanwhile.
 export function Live(): ReactNode {
   const live = useTrait("live");
-  const { state, can, why, here, stale, text, share, channels } = live;
+  const { state, can, why, here, stale, again, text, share, channels } = live;
   const send = useSend();
   const broken = useBroken();
   const active = ACTIVE.includes(state);
@@ -33,17 +34,17 @@ export function Live(): ReactNode {
         </button>
       )}
       <button type="button" className="wb-button wb-button-strong" disabled={active || !can} onClick={() => send({ do: "start" })}>
-        {state === "none" ? "Start" : "Start again"}
+        {again ? "Start again" : "Start"}
       </button>
       <button
         type="button"
         className="wb-button"
-        disabled={!active || state === "loading"}
+        disabled={!active || state === "loading" || state === "stopping"}
         onClick={() => send({ do: state === "paused" ? "resume" : "pause" })}
       >
         {state === "paused" ? "Resume" : "Pause"}
       </button>
-      <button type="button" className="wb-button" disabled={!active} onClick={() => send({ do: "stop" })}>
+      <button type="button" className="wb-button" disabled={!active || state === "stopping"} onClick={() => send({ do: "stop" })}>
         Stop
       </button>
     </div>
