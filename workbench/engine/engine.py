@@ -181,9 +181,10 @@ class Engine:
 
     def under_way(self) -> UnderWay | None:
         """The iteration under way; None between two."""
-        if self._plan is None:
+        at_work = self._plan  # read once: the engine's thread clears it
+        if at_work is None:
             return None
-        number, plan = self._plan
+        number, plan = at_work
         prefill = sum(int(batch.rows.prefill) for batch in plan.parts)
         layer, share = self._executor.reached()
         return UnderWay(number + 1, prefill, layer + 1, plan.layers, share, self.watch.now - self._now)
