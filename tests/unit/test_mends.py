@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.builders import tiny_model
 from tests.systems import APART, PIPELINES, VSL
 from workbench.core.errors import PipelineError
 from workbench.pipeline import Fork, Pipeline, cpu, fault_of, fetch, gpu, lacking, load, offload, removed, resolve
@@ -25,6 +26,7 @@ from workbench.stages import (
     prefill_attention,
     qkv,
     route,
+    shared_experts,
 )
 
 GPU, CPU = Place.GPU, Place.CPU
@@ -212,6 +214,20 @@ def test_an_own_operation_is_added_only_if_it_is_known():
     assert labels(layer) == ["Remove reader"]
     assert labels(layer, writer)[0] == "Add writer on the GPU"
     assert fault_of(layer, [writer]).mends[0].pipeline == WHOLE >> gpu(writer, reader)
+
+
+def test_a_mend_adds_no_shared_experts_that_the_model_does_not_have():
+    """Else removing and adding them would follow one another for ever."""
+    own = Op("own", ("x", "routed", "shared"), ("x",))
+    model = tiny_model()
+    pipeline = gpu(qkv, attention, out_proj, route, experts, shared_experts, own)
+    seen = []
+    while (fault := fault_of(pipeline, [own], model)) is not None:
+        assert pipeline not in seen
+        seen.append(pipeline)
+        pipeline = fault.mends[0].pipeline
+    assert seen
+    assert shared_experts not in [stage.op for stage in pipeline.stages]
 
 
 def test_operations_that_wait_for_one_another_are_removed():

@@ -16,6 +16,7 @@ import pytest
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
+from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
 from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
@@ -425,6 +426,10 @@ def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     assert run["output tokens/s, measured"] == digits(result.generated)
     for source in ("simulated", "measured"):
         assert run[f"mean time to first token, {source}"] == format_seconds(result.ttft)
+    for energy, told in ((Energy(1.0, "model of an A100"), None), (Energy(result.generated, "RAPL"), "1 J/token")):
+        other = Variants(Predictions(), lambda: [(settings, replace(result, energy=energy))])  # noqa: B023
+        other.pin(settings, "")
+        assert other.plain()[0]["rows"].get("energy, measured") == told
     assert "output tokens/s, measured" not in none
     assert "output tokens/s, simulated" not in none
     assert "limited by" not in none

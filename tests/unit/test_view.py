@@ -376,7 +376,7 @@ def test_a_finished_run_joins_the_figures_the_curves_and_the_lanes(view, runs):
 
 def test_a_run_tells_what_it_loads_and_how_far_its_first_iteration_is(view, runs, monkeypatch):
     others = Noise(0.72)
-    monkeypatch.setattr(live_runs, "Listener", lambda: SimpleNamespace(hear=lambda: others))
+    monkeypatch.setattr(live_runs, "NoiseMeter", lambda: SimpleNamespace(hear=lambda: others))
     say(view, "start")
     until(lambda: bool(runs))
     (run,) = runs
@@ -613,6 +613,16 @@ def test_a_sweep_keeps_what_was_measured_when_it_is_stopped(view, runs):
     assert sum(map(len, points)) == 3
 
 
+def test_a_sweep_that_no_value_allows_ends_and_says_so(view, runs, monkeypatch):
+    monkeypatch.setattr("workbench.widgets.state.studio.swept", lambda *_: [])
+    say(view, "sweep", x="kv_capacity", points=5, schedules=[view.schedule.name])
+    until(lambda: view.live["swept"] != "")
+    assert view.live["swept"] == "found no value at which it could run"
+    assert view.live["state"] == "none"
+    assert view.live["can"]
+    assert not runs
+
+
 def test_a_sweep_says_about_how_long_it_takes_before_and_while_it_goes_on(view, runs):
     drawn(view)
     assert view.curves["takes"]
@@ -687,6 +697,17 @@ def test_the_rate_of_a_run_that_has_ended_is_until_its_last_iteration():
     ended = Progress(seconds=2.0, iterations=2, emitted=20)
     assert monitor.read(ended)[0].note == "last 2 s; whole run 10 tok/s"
     assert monitor.rate == pytest.approx(10)
+
+
+def test_the_lanes_of_a_run_that_was_stopped_are_read_until_its_last_iteration():
+    monitor = Monitor(window=1.0)
+    monitor.read(Progress(seconds=2.0, iterations=2, busy={"gpu": 1.0}))
+    for seconds in (3.0, 4.5, 6.0):
+        monitor.read(Progress(seconds=seconds, iterations=2, busy={"gpu": 1.0}))
+    last = monitor.read(Progress(seconds=2.0, iterations=2, busy={"gpu": 1.0}), ended=True)
+    gpu = last[[channel.label for channel in CHANNELS].index("gpu lane busy")]
+    assert gpu.text == "50%"
+    assert gpu.value == pytest.approx(0.5)
 
 
 def test_of_values_that_wait_only_the_newest_is_worked_on():

@@ -36,7 +36,7 @@ class Noise:
         return f"others took {self.others:.0%} of the cores"
 
 
-class Listener:
+class NoiseMeter:
     """Measures the noise since it was made; see `listening`."""
 
     def __init__(self, also: Callable[[], float] = lambda: 0.0) -> None:
@@ -62,9 +62,9 @@ def listening(also: Callable[[], float] = lambda: 0.0) -> Iterator[Noise]:
         Core-seconds that another process, which the body waits for, has used so far.
     """
     noise = Noise()
-    listener = Listener(also)
+    meter = NoiseMeter(also)
     yield noise
-    noise.others = listener.hear().others
+    noise.others = meter.hear().others
 
 
 def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetition]:

@@ -135,9 +135,10 @@ def fused_moe(
     no biases where it is faster, and else by torch. All of them are deterministic.
 
     Numba reads a pair of tensors in place. At the fourth call with the same ones, without `pages`, it packs them if at
-    least half of the computer's memory stays free; later calls read that copy, which may change the last bit of a
-    result. The copy is freed with the weights and made again after a write to them. Writes through `data`, numpy or a
-    pointer are noticed if they change one of the first 32 numbers of a matrix's middle row.
+    least half of the computer's memory stays free, and later calls read that copy as they read packed weights: results
+    may change within the errors below. The copy is freed with the weights and made again after a write to the tensors
+    that are passed. Writes through `data`, numpy or a pointer are noticed if they change a sample of 64 numbers of a
+    matrix.
 
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
     with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).

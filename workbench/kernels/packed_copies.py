@@ -21,7 +21,7 @@ _CALLS = 3
 _SPARED = 0.5
 """Share of the computer's memory that stays free of copies."""
 _SAMPLE = 32
-"""Numbers of each matrix that show whether it was overwritten: a cache line. Numba's kernel takes no fewer columns."""
+"""Numbers of two rows of each matrix that show whether it was overwritten: a cache line, and no kernel takes fewer."""
 
 
 class _State(NamedTuple):
@@ -65,10 +65,10 @@ _lock = threading.Lock()
 def packed_copy(gate_up: torch.Tensor, down: torch.Tensor) -> PackedExperts | None:
     """Return the packed copy of a pair of weights, or None where they are to be used in place.
 
-    A copy is out of date when torch counts a write to the weights, or when numbers of an expert's middle rows have
-    changed, for torch does not count writes through `data`, numpy or a pointer. Of these a write that leaves the first
-    32 numbers of all middle rows as they were is not noticed. Tensors of inference mode, whose writes are not counted,
-    have no copy.
+    A copy is out of date when torch counts a write to the tensors that are passed. It does not count those through
+    `data`, numpy or a pointer, so the first 32 numbers of two rows of each matrix are compared, too: a write that torch
+    does not count and that leaves all of them as they were is not noticed. Tensors of inference mode, whose writes are
+    not counted, have no copy.
 
     Parameters
     ----------
@@ -85,12 +85,13 @@ def packed_copy(gate_up: torch.Tensor, down: torch.Tensor) -> PackedExperts | No
             kept = _Samples(*(sample.clone() for sample in samples))
             _remember(gate_up, down, _Pair(state, kept))
             return None
-        if pair.copy is None:
-            pair.calls += 1
-            if pair.calls == _CALLS:
-                pair.calls = 0
-                pair.copy = _copied(gate_up, down)
-        return pair.copy
+        pair.calls += 1
+        if pair.copy is not None or pair.calls != _CALLS:
+            return pair.copy
+    pair.copy = _copied(gate_up, down)  # by one thread alone, while others go on
+    if pair.copy is None:
+        pair.calls = 0  # there may be memory later
+    return pair.copy
 
 
 def _pair(gate_up: torch.Tensor, down: torch.Tensor) -> _Pair | None:
@@ -109,8 +110,9 @@ def _place(gate_up: torch.Tensor, down: torch.Tensor) -> _Place:
 
 
 def _sample(matrices: torch.Tensor) -> torch.Tensor:
-    """View the bits of the first numbers of the middle row of each matrix."""
-    return matrices.select(1, matrices.shape[1] // 2).narrow(1, 0, _SAMPLE).view(torch.int16)
+    """View the bits of the first numbers of two rows of each matrix: of gate_up, one of the gate and one of the up."""
+    rows = matrices.shape[1]
+    return matrices[:, rows // 4 :: rows // 2, :_SAMPLE].view(torch.int16)
 
 
 def _copied(gate_up: torch.Tensor, down: torch.Tensor) -> PackedExperts | None:

@@ -35,7 +35,7 @@ from workbench.pipeline.edits import (
     with_stored,
 )
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located, spelled
-from workbench.pipeline.mends import Fault, Mend, fault_of, lacking
+from workbench.pipeline.mends import Fault, Mend, absent, fault_of, lacking
 from workbench.pipeline.parsing import pipeline_of
 from workbench.pipeline.stack import LayerRange, Stack, ranges_of
 from workbench.pipeline.transfers import connected
@@ -52,6 +52,7 @@ __all__ = [
     "Resolved",
     "Stack",
     "Stored",
+    "absent",
     "added",
     "adding_sets",
     "code_of",

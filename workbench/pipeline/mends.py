@@ -95,7 +95,7 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = (), model: ModelConfig | No
         return None if model is None else _unsuited(pipeline, model)
     offered: dict[Pipeline, Mend] = {}
     for mend in _mends(pipeline, refusal, known):
-        if mend.pipeline not in offered and _ends_well(mend.pipeline, known):
+        if mend.pipeline not in offered and _ends_well(mend.pipeline, known, model):
             offered[mend.pipeline] = mend
         if len(offered) == _MOST_MENDS:
             break
@@ -131,13 +131,13 @@ def lacking(pipeline: Pipeline) -> tuple[tuple[Op, tuple[Mend, ...]], ...]:
     where there would be a fault without them. Shared experts are not among the operations: they follow the routed ones
     by themselves.
     """
-    return tuple((op, tuple(_additions(pipeline, op))) for op in _absent(pipeline))
+    return tuple((op, tuple(_additions(pipeline, op))) for op in absent(pipeline))
 
 
 def _additions(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
     """The edits that add an operation, with as few missing ones before it as leave no fault."""
-    absent = _absent(pipeline)
-    before = absent[: absent.index(op)]
+    missing = absent(pipeline)
+    before = missing[: missing.index(op)]
     device = _beside(pipeline, op)
     for each in (device, device.other):
         for start in range(len(before), -1, -1):
@@ -147,15 +147,19 @@ def _additions(pipeline: Pipeline, op: Op) -> Iterator[Mend]:
                 break
 
 
-def _ends_well(pipeline: Pipeline, known: tuple[Op, ...]) -> bool:
+def _ends_well(pipeline: Pipeline, known: tuple[Op, ...], model: ModelConfig | None) -> bool:
     """True if the first mends, one after the other, leave no fault."""
     seen = set[Pipeline]()
     while pipeline not in seen and len(seen) < _MOST_STEPS:
         seen.add(pipeline)
         refusal = _refusal(pipeline)
-        if refusal is None:
-            return True
-        first = next(_mends(pipeline, refusal, known), None)
+        if refusal is not None:
+            first = next(_mends(pipeline, refusal, known), None)
+        else:
+            unsuited = None if model is None else _unsuited(pipeline, model)
+            if unsuited is None:
+                return True
+            first = unsuited.mends[0]
         if first is None:
             return False
         pipeline = first.pipeline
@@ -392,11 +396,11 @@ def _with_fewer_transfers(pipeline: Pipeline) -> Iterator[Mend]:
 
 def _completed(pipeline: Pipeline) -> Iterator[Mend]:
     """With a built-in operation that the layer lacks."""
-    for op in _absent(pipeline):
+    for op in absent(pipeline):
         yield from _one_more(pipeline, op)
 
 
-def _absent(pipeline: Pipeline) -> list[Op]:
+def absent(pipeline: Pipeline) -> list[Op]:
     """The built-in operations of which a wiring has none, in the order of a layer."""
     there = {stage.op.plain.name for stage in pipeline.stages}
     return [BUILT_IN[name] for name in _ORDER if name not in there]

@@ -131,12 +131,13 @@ class Forward:
 
     def warm_up(self) -> None:
         """Read every streamed weight once, so that no lane is charged for it."""
-        self._control.phase = "warming up the streamed weights"
         if self._weights.buffer:
+            self._control.phase = "warming up the streamed weights"
             for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make(self._driver.stream("h2d"))
+        self._control.phase = "waiting for the first request"
 
     def let_go(self) -> None:
         """Free the model's memory, though the frames of an error may still hold this object; it is of no more use."""

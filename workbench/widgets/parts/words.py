@@ -19,10 +19,7 @@ def alert(error: BaseException | str) -> str:
 
 
 def digits(value: float) -> str:
-    """Format a number with three digits, or four before the point: ``0.123``, ``45.6``, ``1,234``, ``10,720``.
-
-    Large numbers are those of `four_digits`, which stand in explanations.
-    """
+    """Format a number with three digits, from 1,000 on with four: ``0.123``, ``45.6``, ``1,234``, ``10,720``."""
     return f"{float(f'{value:.4g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 

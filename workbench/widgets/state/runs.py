@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import WorkbenchError
-from workbench.core.quiet import Listener
+from workbench.core.quiet import NoiseMeter
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
 from workbench.pipeline import Pipeline, Stack
@@ -197,16 +197,19 @@ class Runs:
             self._prepare("loading torch")
         from workbench.engine import start  # it brings torch, which takes longer to import than all that a view shows
 
+        if not planned:
+            self._last = IDLE
+            self._swept = "found no value at which it could run"
+            return
         pace = self._pace(planned)
         kept = 0
         for number, (settings, _) in enumerate(planned):
-            began = time.perf_counter()
             before = self._last
             of = partial(_place_of, planned, number, pace)
             self._prepare(f"{of(0.0)}simulating the run")
             rate = self._simulated(settings, False)
             simulated = prediction_of(settings, rate)
-            self._prepare(f"{of(time.perf_counter() - began)}waiting until the figures rest")
+            self._prepare(f"{of(0.0)}waiting until the figures rest")
             self._quiet()
             if self._stopped.is_set():
                 self._swept = f"stopped before {_run_of(planned, number)}; {_points(kept)} kept"
@@ -220,7 +223,7 @@ class Runs:
                 self._run = start(live, settings.schedule)
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
-                self._watch(self._run, of, simulated, course, began)
+                self._watch(self._run, of, simulated, course)
                 self._note(self._run, settings, course)
                 if self._run.progress.iterations and not _has_failed(self._run):
                     result = self._run.wait()
@@ -250,10 +253,11 @@ class Runs:
         self._again = True
         if math.isnan(course.whole) or _has_failed(run):
             return
-        slower = course.whole
+        pace = Earlier(course.before, course.whole)
         if self._stopped.is_set():  # less is known of it
-            slower = max(slower, self._earlier.slower if self._earlier is not None else 1.0)
-        self._earlier = Earlier(course.before, slower)
+            known = self._earlier or Earlier(0.0, 1.0)
+            pace = Earlier(max(pace.start, known.start), max(pace.slower, known.slower))
+        self._earlier = pace
 
     def _pace(self, planned: Sequence[Planned]) -> Pace:
         """The pace of runs by their simulations, which is told before the first of several begins."""
@@ -270,9 +274,10 @@ class Runs:
         start, slower = self._earlier or Earlier(0.0, 1.0)
         return start + slower * seconds_at(settings, rate)
 
-    def _watch(self, run: LiveRun, of: Callable[..., str], simulated: str, course: Course, began: float) -> None:
+    def _watch(self, run: LiveRun, of: Callable[..., str], simulated: str, course: Course) -> None:
         monitor = Monitor()
-        listener = Listener()
+        noise = NoiseMeter()
+        began = time.perf_counter()
         self._clear()
         seconds = 0.0
         over = False
@@ -289,8 +294,9 @@ class Runs:
                 self._samples = [*self._samples[-_HISTORY:], sample]
                 self._sample([sample], False)
             course.note(*seen)
-            place = of(math.nan if over else seen.elapsed, course.left)
-            self._publish(_told(run, seen, course, listener, place, f"{digits(monitor.rate)} tokens/s", simulated))
+            left = course.left if progress.iterations else 0.0  # tasks of a first iteration do not tell it
+            place = of(math.nan if over else course.taken, left)
+            self._publish(_told(run, seen, course, noise, place, f"{digits(monitor.rate)} tokens/s", simulated))
 
     def _clear(self) -> None:
         """Take the samples of the run before away."""
@@ -361,7 +367,7 @@ def _has_failed(run: LiveRun) -> bool:
     return run.state is RunState.FAILED
 
 
-def _told(run: LiveRun, seen: Seen, course: Course, listener: Listener, of: str, rate: str, simulated: str) -> Plain:
+def _told(run: LiveRun, seen: Seen, course: Course, noise: NoiseMeter, of: str, rate: str, simulated: str) -> Plain:
     """The state of a run for the browser."""
     state = run.state
     under_way = seen.under_way
@@ -369,7 +375,7 @@ def _told(run: LiveRun, seen: Seen, course: Course, listener: Listener, of: str,
     taken = format_seconds(progress.seconds) if progress.seconds else "0 s"
     text = f"{of}{progress.emitted:,} of {progress.total:,} output tokens in {taken}, iteration {progress.iterations:,}"
     if not progress.iterations:
-        first = _first(run, seen, course, listener)
+        first = _first(run, seen, course, noise)
         text = f"{of}{first[:1].upper()}{first[1:]}" if of else first
     if progress.emitted:
         so_far = "" if state.ended else " so far"
@@ -384,7 +390,7 @@ def _told(run: LiveRun, seen: Seen, course: Course, listener: Listener, of: str,
     return {**IDLE, "state": state.value, "text": text, "share": course.share, "ended": ended}
 
 
-def _first(run: LiveRun, seen: Seen, course: Course, listener: Listener) -> str:
+def _first(run: LiveRun, seen: Seen, course: Course, noise: NoiseMeter) -> str:
     """The course of a run until its first iteration has ended."""
     if run.state.ended:
         where = "in" if course.worked else "before"
@@ -394,7 +400,7 @@ def _first(run: LiveRun, seen: Seen, course: Course, listener: Listener) -> str:
     if under_way is not None:
         doing = f"iteration 1: {_at_work(under_way)}"
     since = f", {seen.elapsed:.0f} s" if seen.elapsed > _LONG else ""
-    return f"{doing}{since}{_slow(course, listener)}"
+    return f"{doing}{since}{_slow(course, noise)}"
 
 
 def _at_work(under_way: UnderWay) -> str:
@@ -403,12 +409,12 @@ def _at_work(under_way: UnderWay) -> str:
     return f"{prompts}layer {under_way.layer} of {under_way.layers}"
 
 
-def _slow(course: Course, listener: Listener) -> str:
+def _slow(course: Course, noise: NoiseMeter) -> str:
     """Words for a run that has taken longer than its simulation, and for other programs; empty for another."""
     if not course.slower >= _SLOW:
         return ""
     times = f"{course.slower:.1f}" if course.slower < 10 else f"{course.slower:,.0f}"
-    others = listener.hear().others
+    others = noise.hear().others
     taking = f"; other programs take {others:.0%} of the cores" if others >= _NOTABLE else ""
     return f"; so far {times} times as long as the whole run is simulated to take{taking}"
 

@@ -136,12 +136,12 @@ class Variants:
 
 
 def _of_requests(result: Result, source: str) -> dict[str, _Figure]:
-    """Mean times of requests and the energy of a token; the source is "simulated" or "measured"."""
+    """Mean times of requests and the energy of a token, if a meter counted what is "measured" and not "simulated"."""
     found = {
         f"mean time to first token, {source}": _Figure(format_seconds(result.ttft), result.ttft),
         f"mean time between tokens, {source}": _Figure(format_seconds(result.tbt), result.tbt),
     }
-    if result.energy is not None:
+    if result.energy is not None and not (source == "measured" and result.energy.source.startswith("model")):
         each = result.energy.joules / result.generated
         found[f"energy, {source}"] = _Figure(f"{digits(each)} J/token", each)
     return found

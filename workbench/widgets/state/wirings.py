@@ -21,6 +21,7 @@ from workbench.pipeline import (
     Pipeline,
     Stack,
     Stored,
+    absent,
     added,
     code_of,
     cut_at,
@@ -176,7 +177,7 @@ class Wirings:
         found = list[str]()
         for each in ranges_of(wiring):
             if not any(stage.op in own for stage in each.pipeline.stages):
-                found += [op.name for op, _ in lacking(each.pipeline)]
+                found += [op.name for op in absent(each.pipeline)]
         return list(dict.fromkeys(found))
 
     def palette(self, model: ModelConfig) -> dict[str, Op]:
