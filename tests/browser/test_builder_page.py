@@ -173,6 +173,20 @@ def test_keys_move_order_fork_join_remove_and_undo(opened):
     assert said.strip() == "route removed."
 
 
+def test_the_keys_of_undo_count_on_a_slider_and_not_where_text_is_typed(opened):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=route]").focus()
+    builder.press("Delete")
+    builder.page.locator(".wb-editor textarea").focus()
+    builder.press("Control+z")
+    assert "route" not in builder.cards()
+    builder.page.get_by_label("KV capacity").first.focus()
+    builder.press("Control+z")
+    builder.page.locator("[data-card=route]").wait_for()
+    builder.press("Control+y")
+    builder.page.locator("[data-card=route]").wait_for(state="detached")
+
+
 def test_options_open_by_enter_and_give_the_focus_back(opened):
     builder = opened("vslpipe")
     builder.page.locator("[data-card=experts]").focus()

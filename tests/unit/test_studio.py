@@ -18,6 +18,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.result import Source
 from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
 from workbench.engine.engine import UnderWay
@@ -361,6 +362,24 @@ def test_weights_that_fit_neither_memory_are_offered_streamed_and_smaller():
     desk.say("fix", id=figures["mends"][0]["id"])
     assert not desk.drawn()["figures"]["problem"]
     desk.studio.close()
+
+
+def test_of_two_runs_at_the_same_settings_the_last_one_is_in_the_figures(desk):
+    settings = desk.studio.settings
+    run = wb.simulate(settings.scenario(), settings.schedule)
+    for seconds in (1.0, 2.0):
+        desk.studio.measured.append((settings, replace(run, source=Source.MEASURED, seconds=seconds)))
+    desk.studio.drawing.put(settings)
+    rows = [row for row in desk.drawn()["figures"]["rows"] if row["source"] == "measured"]
+    assert [row["gen_tok_s"] for row in rows] == [digits(run.generated / 2)]
+
+
+def test_no_limit_has_a_place_on_the_axis(desk):
+    desk.say("axis", name="max_running")
+    curves = desk.drawn()["curves"]
+    assert curves["at"] == curves["unlimited"]
+    desk.say("axis", name="kv_capacity")
+    assert desk.drawn()["curves"]["unlimited"] is None
 
 
 def test_variants_are_compared_and_recalled(desk):

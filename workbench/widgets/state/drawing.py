@@ -337,6 +337,7 @@ class Drawing:
             "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
             "y": {"label": "output tokens/s"},
             "at": drawn_at(axis, settings),
+            "unlimited": _unlimited(axis, settings),
             "takes": points.takes(drawn_at(axis, settings)),
             "chosen": settings.schedule.name,
             "lines": [*stale, *lines],
@@ -351,8 +352,9 @@ class Drawing:
         return next((each.name for each in same), at.schedule.name)
 
     def _beside(self, settings: Settings) -> list[Result]:
-        """Measurements at these settings, under any schedule."""
-        return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
+        """The last measurement at these settings under each schedule."""
+        runs = (run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings)
+        return list({run.schedule: run for run in runs}.values())
 
 
 class _Garbage:
@@ -437,12 +439,18 @@ def _under(axis: Slider, at: Settings, schedule: Schedule) -> Settings | None:
     return axis.write(under, value) if value in values else None
 
 
+def _unlimited(axis: Slider, settings: Settings) -> float | None:
+    """The place of no limit on an axis, a step behind the largest one; None where there is always a limit."""
+    finite = [step.value for step in axis.steps(settings) if not math.isinf(step.value)]
+    return float(finite[-1] * _NEXT) if len(finite) < len(axis.steps(settings)) else None
+
+
 def drawn_at(axis: Slider, settings: Settings) -> float:
-    """The place of a setting on its axis; no limit stands a step behind the largest one."""
+    """The place of a setting on its axis."""
     value = float(axis.read(settings))
-    if math.isinf(value):
-        finite = [step.value for step in axis.steps(settings) if not math.isinf(step.value)]
-        return float(finite[-1] * _NEXT)
+    unlimited = _unlimited(axis, settings)
+    if math.isinf(value) and unlimited is not None:
+        return unlimited
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value

@@ -3,7 +3,7 @@ import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "r
 import type { Model } from "./contract";
 import { Explored } from "./explore/Explored";
 import { Point } from "./explore/Point";
-import { BenchContext, useTalk, useTrait, useWidth } from "./hooks";
+import { BenchContext, useHeld, useSend, useTalk, useTrait, useWidth } from "./hooks";
 import { Code } from "./parts/Code";
 import { Curves } from "./parts/Curves";
 import { Explain } from "./parts/Explain";
@@ -15,6 +15,7 @@ import { Settings } from "./parts/Settings";
 import { Variants } from "./parts/Variants";
 import type { Samples } from "./samples";
 import type { Talk } from "./talk";
+import { travelOf } from "./wiring/travel";
 import { Wiring } from "./wiring/Wiring";
 
 const PARTS: Record<string, () => ReactNode> = {
@@ -59,8 +60,18 @@ export function Builder({ model, talk, samples }: Props): ReactNode {
 
 function View({ said }: { said: string }): ReactNode {
   const { open } = useTalk();
+  const held = useHeld();
+  const send = useSend();
+  const wired = useTrait("parts").includes("wiring");
+  const key = (event: KeyboardEvent): void => {
+    event.stopPropagation(); // keys that are pressed here mean nothing to the notebook around
+    const where = held || !wired || event.defaultPrevented ? null : travelOf(event);
+    if (!where) return;
+    send({ do: where });
+    event.preventDefault();
+  };
   return (
-    <div className="wb-builder" data-lm-suppress-shortcuts="true" aria-busy={open} onKeyDown={keep}>
+    <div className="wb-builder" data-lm-suppress-shortcuts="true" aria-busy={open} onKeyDown={key}>
       <Notice />
       <Parts />
       <div className="wb-unseen" role="status" aria-live="polite">
@@ -68,11 +79,6 @@ function View({ said }: { said: string }): ReactNode {
       </div>
     </div>
   );
-}
-
-// Keys that are pressed here mean nothing to the notebook around.
-function keep(event: KeyboardEvent): void {
-  event.stopPropagation();
 }
 
 // The narrow parts stand together where the first of them is named.

@@ -201,6 +201,7 @@ export interface Curves {
   x: Axis;
   y: Axis;
   at: number | null;
+  unlimited?: number | null; // the place of no limit
   lines: Line[];
   busy: boolean;
   takes?: Record<string, number>; // mean simulated seconds of a run of a sweep, by schedule

@@ -73,7 +73,7 @@ function Chart({ curves }: { curves: CurvesTrait }): ReactNode {
   const shown = near ?? at;
   return (
     <div className="wb-chart" ref={place} onPointerMove={hover} onPointerLeave={() => setNear(null)}>
-      <Legend curves={curves} at={shown} words={shown === null ? "" : amount(shown, unit)} />
+      <Legend curves={curves} at={shown} words={shown === null ? "" : shown === curves.unlimited ? "no limit" : amount(shown, unit)} />
       {width > 0 && (
         <svg width={width} height={HEIGHT} role="img" aria-label={spoken(curves)}>
           {ys.ticks.map((tick) => (

@@ -18,6 +18,7 @@ import { Palette, type PaletteHandle } from "./Palette";
 import { RangeBar } from "./RangeBar";
 import { type Kind, save } from "./save";
 import { Toolbar } from "./Toolbar";
+import { travelOf } from "./travel";
 import { deviceName } from "./words";
 
 const END: Slot = { fork: null, arm: 0, before: null };
@@ -158,10 +159,9 @@ export function Wiring(): ReactNode {
     talk.send({ do: where });
   };
   const back = (event: KeyboardEvent): void => {
-    if (held || event.target instanceof HTMLInputElement) return;
-    if (isUndo(event)) travel("undo");
-    else if (isRedo(event)) travel("redo");
-    else return;
+    const where = held ? null : travelOf(event);
+    if (!where) return;
+    travel(where);
     event.preventDefault();
   };
   const key = (event: KeyboardEvent, card: string | null): void => {
@@ -395,13 +395,4 @@ function useRefocus(
 
 function ownKey(event: KeyboardEvent): boolean {
   return event.target instanceof Element && event.target.matches("[data-card]") && !event.ctrlKey && !event.metaKey;
-}
-
-function isUndo(event: KeyboardEvent): boolean {
-  return (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z";
-}
-
-function isRedo(event: KeyboardEvent): boolean {
-  const held = event.ctrlKey || event.metaKey;
-  return held && (event.key.toLowerCase() === "y" || (event.shiftKey && event.key.toLowerCase() === "z"));
 }
