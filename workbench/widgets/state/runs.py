@@ -209,7 +209,7 @@ class Runs:
             self._prepare(f"{of(0.0)}simulating the run")
             rate = self._simulated(settings, False)
             simulated = prediction_of(settings, rate)
-            self._prepare(f"{of(0.0)}waiting until the figures rest")
+            self._prepare(f"{of(0.0)}waiting for the figures")
             self._quiet()
             if self._stopped.is_set():
                 self._swept = f"stopped before {_run_of(planned, number)}; {_points(kept)} kept"

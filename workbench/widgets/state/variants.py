@@ -10,6 +10,7 @@ from workbench.analysis.wording import listed
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
+from workbench.schedules import Schedule
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
@@ -158,7 +159,7 @@ def _told(settings: Settings) -> list[str]:
         settings.machine.name,
         _wirings(settings),
         settings.schedule.name,
-        f"{getattr(settings.schedule, 'micro_batches', 'no')} micro-batches",
+        _micro_batches(settings.schedule),
         type(settings.scheduler).__name__,
         f"{format_bytes(settings.kv_capacity)} of KV",
         f"{settings.requests:,} requests",
@@ -167,6 +168,11 @@ def _told(settings: Settings) -> list[str]:
         f"link {format_bytes(settings.link)}/s",
         f"{format_bytes(settings.gpu_memory)} of GPU memory",
     ]
+
+
+def _micro_batches(schedule: Schedule) -> str:
+    number = getattr(schedule, "micro_batches", "no")
+    return f"{number} micro-batch{'' if number == 1 else 'es'}"
 
 
 def _wirings(settings: Settings) -> str:
