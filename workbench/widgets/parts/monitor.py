@@ -71,7 +71,9 @@ class Monitor:
             self._ends[-1] = now
         while self._seen and self._seen[-1].seconds > now.seconds:  # of a run that has ended
             self._seen.pop()
-        self._seen.extend([now] if self._seen else [Progress(), now])
+        if not self._seen:
+            self._seen.append(Progress())
+        self._seen.append(now)
         for kept in (self._ends, self._seen):
             while len(kept) > 2 and now.seconds - kept[1].seconds > self._window:
                 kept.popleft()
