@@ -182,11 +182,12 @@ class Engine:
     def under_way(self) -> UnderWay | None:
         """The iteration under way; None between two."""
         at_work = self._plan  # read once: the engine's thread clears it
-        if at_work is None:
+        reached = self._executor.reached()
+        if at_work is None or reached is None:
             return None
         number, plan = at_work
         prefill = sum(int(batch.rows.prefill) for batch in plan.parts)
-        layer, share = self._executor.reached()
+        layer, share = reached
         return UnderWay(number + 1, prefill, layer + 1, plan.layers, share, self.watch.now - self._now)
 
     def close(self) -> None:

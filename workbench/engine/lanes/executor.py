@@ -19,9 +19,7 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lane import Action, Job, Lane
 from workbench.engine.lanes.mover import Mover
 from workbench.engine.lanes.process import give_back, take
-from workbench.schedules.plan import Carry, Task
-
-_COMPUTING = ("gpu", "cpu")
+from workbench.schedules.plan import COMPUTE, Carry, Task
 
 
 class Executor:
@@ -185,9 +183,15 @@ class Executor:
             for name, lane in self.lanes.items()
         }
 
-    def reached(self) -> tuple[int, float]:
-        """The last layer that the plan under way has begun to compute, and the share of its computing that is done."""
-        computing = [job for job in self._running if job.action is not None and job.task.node.lane in _COMPUTING]
+    def reached(self) -> tuple[int, float] | None:
+        """The last layer that the plan under way has begun to compute, and the share of its computing that is done.
+
+        None while no plan is under way.
+        """
+        running = self._running
+        if not running:
+            return None
+        computing = [job for job in running if job.action is not None and job.task.node.lane in COMPUTE]
         layers = [job.task.layer for job in computing if job.start]
         done = sum(job.done for job in computing)
         return max([0, *layers]), done / max(1, len(computing))
