@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.core.errors import PipelineError, ScenarioError, ScheduleError
 from workbench.hardware import Device, Link, Machine
-from workbench.hardware.profile import Contention, Cores, OpTime, Profile
+from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Profile
 from workbench.models import LayerKind, ModelConfig
 from workbench.models.layers import Counted, Own, Recurrence, Sparse, fold
 from workbench.pipeline import Element, Fork, Pipeline, Stack, adding_sets, cpu, fetch, gpu, load, offload, resolve
@@ -258,11 +258,12 @@ def op_times(draw: st.DrawFn, op: str, threads: int) -> OpTime:
     between = st.lists(rates(1e-7, 1e-1) | st.just(0.0), min_size=len(points) - 2, max_size=len(points) - 2)
     step = rates(1e-7, 1e-1)  # at the ends, or the first token, or any number of them, would be free in one call
     steps = [draw(step), *draw(between), draw(step)]
-    rest = {
-        "prefill_attention": ("per_prompt", "per_pair"),
-        "decode_attention": ("per_decode", "per_context", "decoding"),
-    }
+    rest = {"prefill_attention": ("per_prompt", "per_pair"), "decode_attention": ("per_context",)}
     extra = {name: draw(rates(1e-8, 1e-2) | st.just(0.0)) for name in rest.get(op, ())}
+    if op == "decode_attention" and draw(st.booleans()):
+        counts = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=4)))
+        longer = [draw(step) for _ in counts]
+        extra |= {"decodes": tuple(map(float, counts)), "decode_seconds": tuple(np.cumsum(longer).tolist())}
     return OpTime(op, threads, tuple(map(float, points)), tuple(np.cumsum(steps).tolist()), **extra)
 
 
@@ -294,7 +295,8 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
         precision = Precision(model.dtype, model.dtype, model.expert_dtype, model.other_dtype)
         shape = profile_shape(model, precision)
         cold = draw(rates(1e-6, 1e-3) | st.just(0.0))
-        profile = Profile(shape, tuple(ops), *between, task=pieces, rest=cold, contention=losses)
+        alone = draw(st.sampled_from([None, Losses(*between[:2], Contention(*growths[::-1], *waits[::-1]))]))
+        profile = Profile(shape, tuple(ops), *between, task=pieces, rest=cold, contention=losses, resident=alone)
         return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
 
     return draw_one()

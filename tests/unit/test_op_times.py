@@ -85,6 +85,18 @@ def test_decode_attention_is_taken_apart_into_appending_calls_decodes_and_entrie
     assert measured_seconds(time, mixed) == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_few_decodes_may_take_less_than_as_many_rows_of_prompts():
+    seen = Seen("decode_attention", 1)
+    for shape in PROMPTS:
+        seen.note(Rows(prefill=prompts(*shape).prefill), 4e-4)
+    shapes = ((1, 251), (4, 67), (5, 131), (15, 19), (15, 507))
+    truth = {shape: (2e-4 if shape[0] <= 4 else 1e-3) + 1e-7 * shape[0] * shape[1] for shape in shapes}
+    for shape, seconds in truth.items():
+        seen.note(decodes(*shape), seconds)
+    time = seen.time()
+    assert [measured_seconds(time, decodes(*shape)) for shape in shapes] == pytest.approx(list(truth.values()), rel=1e-6)
+
+
 def test_no_coefficient_is_negative():
     seen = Seen("prefill_attention", 1)
     for number, shape in enumerate(PROMPTS):

@@ -9,7 +9,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
-from workbench.hardware.profile import Contention, Cores, OpTime, Pace, Profile
+from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
@@ -20,6 +20,8 @@ from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
 from workbench.stages import Place, Rows, Stage, attention, combine, experts, out_proj, qkv, route
+
+EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 
 
 def timed(scenario, **rest):
@@ -54,8 +56,7 @@ def test_times_with_weights_where_they_are_come_before_others_and_others_before_
 
 
 def test_operations_on_a_card_have_times_of_their_own():
-    split = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
-    scenario = tiny_scenario(pipeline=split)
+    scenario = tiny_scenario(pipeline=EXPERTS_ON_CPU)
     ops = tuple(OpTime("experts", threads, (1.0, 9.0), (seconds, seconds)) for threads, seconds in ((0, 1.0), (3, 5.0)))
     profile = Profile(profile_shape(scenario.model, scenario.precision), ops)
     machine = replace(scenario.machine, cores=Cores.beside_card(5), profiles=(profile,))
@@ -141,6 +142,15 @@ def test_a_lane_waits_where_anything_works_beside_it_and_nowhere_else():
         assert (waiting.busy["gpu"] > 1.001 * plain.busy["gpu"]) == waits, schedule
 
 
+def test_plans_that_stream_no_weights_lose_what_was_measured_in_such_plans():
+    losses = Losses(dispatch=1e-3, move=2e-3, contention=Contention(cpu=3.0))
+    streaming = tiny_scenario([8] * 4, [5] * 4)
+    resident = streaming.on(pipeline=EXPERTS_ON_CPU)
+    for scenario, schedule, changes in ((streaming, VSLPipe(), False), (resident, KTransformers(), True)):
+        plain, lossy = simulate(timed(scenario), schedule), simulate(timed(scenario, resident=losses), schedule)
+        assert (lossy.seconds > 1.01 * plain.seconds) == changes
+
+
 def test_lanes_that_slow_one_another_down_overlap_longer():
     """The gpu lane's tasks are beside the cpu lane's twice as long once these take twice as long."""
     scenario = tiny_scenario([8] * 4, [5] * 4, machine=small_machine(h2d=1e8))
@@ -155,14 +165,21 @@ def test_lanes_that_slow_one_another_down_overlap_longer():
     assert 0 < found["alone"].gpu < found["beside"].gpu
 
 
-def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not():
-    attention = Node(NodeKind.SEGMENT, "C", "cpu")
-    tasks = [Task(EMBED, 0, 0), Task(attention, 0, 0, (0,)), Task(EMBED, 0, 0, (1,)), Task(EMBED, 0, 0, (2,))]
-    order = Turns.of(tasks, range(4))
-    for gap, longer in ((0.0, 0.0), (RESTS[0], 0.0), (sum(RESTS) / 2, 0.5), (RESTS[1], 1.0), (2.0, 1.0)):
-        _, ends, busy = play(order, [1.0, gap, 1.0, 1.0], 1.0, [0.0] * 4, cold=1.0)
-        assert (busy["gpu"], busy["cpu"]) == pytest.approx((3.0 + longer, gap))
-        assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
+GAPS = [(0.0, 0.0), (RESTS[0], 0.0), (sum(RESTS) / 2, 0.5), (RESTS[1], 1.0), (2.0, 1.0)]
+"""Seconds for which the gpu lane waits, and those by which its task takes longer if it waited for weights."""
+
+
+@pytest.mark.parametrize(("gap", "longer"), GAPS)
+@pytest.mark.parametrize("kind", [NodeKind.WEIGHTS, NodeKind.SEGMENT])
+def test_a_task_takes_longer_after_a_wait_for_weights_and_not_after_one_for_the_cpu_lane(kind, gap, longer):
+    weights = kind is NodeKind.WEIGHTS
+    lane = "h2d" if weights else "cpu"
+    awaited = Task(Node(kind, "C", lane), 0, None if weights else 0, (0,), bulk=weights)
+    tasks = [Task(EMBED, 0, 0), awaited, Task(EMBED, 0, 0, (1,)), Task(EMBED, 0, 0, (2,))]
+    _, ends, busy = play(Turns.of(tasks, range(4)), [1.0, gap, 1.0, 1.0], 1.0, [0.0] * 4, cold=1.0)
+    longer *= weights
+    assert (busy["gpu"], busy[lane]) == pytest.approx((3.0 + longer, gap))
+    assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
 
 
 def test_tasks_during_counts_each_by_its_share_of_time_within_the_spans():

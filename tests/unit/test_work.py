@@ -79,10 +79,17 @@ def test_a_measured_time_follows_its_points(tokens, expected):
 
 
 def test_prompts_pairs_decodes_and_entries_add_to_a_measured_time():
-    time = replace(CURVE, per_prompt=10.0, per_pair=100.0, per_decode=1e3, per_context=1e4, decoding=1e6)
+    time = replace(CURVE, per_prompt=10.0, per_pair=100.0, per_context=1e4)
     rows = Rows(prefill=3, decode=1, pairs=6, context=5, emits=2)
-    assert measured_seconds(time, rows) == 2.0 + 10 + 600 + 1e3 + 5e4 + 1e6
+    assert measured_seconds(time, rows) == 2.0 + 10 + 600 + 5e4
     assert measured_seconds(time, Rows(prefill=4, emits=1)) == 2.0 + 10
+
+
+def test_decodes_have_points_of_their_own_and_prefills_beside_them_add_what_they_add_to_as_many_tokens():
+    time = replace(CURVE, per_context=1e4, decodes=(1.0, 4.0), decode_seconds=(0.5, 3.5))
+    assert [measured_seconds(time, Rows(decode=n, context=n)) for n in (1, 2, 4, 5)] == [10000.5, 20001.5, 40003.5, 50004.5]
+    assert measured_seconds(time, Rows(prefill=4)) == 2.0
+    assert measured_seconds(time, Rows(prefill=4, decode=4)) == 3.5 + (6.0 - 2.0)
 
 
 counts = st.tuples(*[st.integers(0, 400)] * 4)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import ScenarioError
 from workbench.core.records import saved_as, saved_repr
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from workbench.core.result import Result
 
 _MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
-_EXTRAS = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
+_POINTS = ("seconds", "decode_seconds")
+_PER_UNIT = ("per_prompt", "per_pair", "per_context")
 
 
 def _check_least(what: str, least: float, *values: float) -> None:
@@ -28,8 +29,10 @@ def _check_least(what: str, least: float, *values: float) -> None:
 class OpTime:
     """Seconds of one operation in one layer, alone and warm, on `threads` threads, or on a card for 0 threads.
 
-        t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs
-            + decoding + per_decode n_d + per_context n_c
+        t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs + per_context n_c
+
+    Where decodes have points of their own, t(tokens) is their time for n_d decodes, and prefills beside them add
+    t(tokens) - t(n_d): what is fixed in a call is paid once.
 
     Attributes
     ----------
@@ -38,10 +41,11 @@ class OpTime:
     threads : int
     tokens, seconds : tuple of float
         The points, rising in both. Tokens are the rows that the operation takes; for the head, the rows that emit.
-    per_prompt, per_pair, per_decode, per_context : float
-        Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
-    decoding : float
-        Seconds per call with decodes.
+    per_prompt, per_pair, per_context : float
+        Seconds per prompt, per query-key pair of prefill attention and per KV entry that decodes read.
+    decodes, decode_seconds : tuple of float
+        Points of calls with decodes alone, without the entries that they read, both rising; none if decodes take as
+        long as other tokens.
     resident : bool
         True if its weights were resident; False if they had just come over the link, or it has none.
     """
@@ -52,26 +56,30 @@ class OpTime:
     seconds: tuple[float, ...]
     per_prompt: float = 0.0
     per_pair: float = 0.0
-    per_decode: float = 0.0
     per_context: float = 0.0
-    decoding: float = 0.0
+    decodes: tuple[float, ...] = ()
+    decode_seconds: tuple[float, ...] = ()
     resident: bool = False
 
     def __post_init__(self) -> None:
-        slopes = (self.per_prompt, self.per_pair, self.per_decode, self.per_context, self.decoding)
-        points = (self.tokens, self.seconds)
-        rising = all(low <= high for column in points for low, high in pairwise(column))
-        if not (len(self.tokens) == len(self.seconds) >= 2 and rising and self.tokens[0] > 0):
-            raise ScenarioError(
-                f"times of {self.op!r} are {self.seconds} s at {self.tokens} tokens; give both rising, one for one."
-            )
-        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *slopes)
+        slopes = (self.per_prompt, self.per_pair, self.per_context)
+        self._check_points("tokens", self.tokens, self.seconds)
+        if self.decodes or self.decode_seconds:
+            self._check_points("decodes", self.decodes, self.decode_seconds)
+        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *self.decode_seconds, *slopes)
         _check_least(f"threads of {self.op!r}", 0, self.threads)
+
+    def _check_points(self, of: str, at: tuple[float, ...], seconds: tuple[float, ...]) -> None:
+        rising = all(low <= high for column in (at, seconds) for low, high in pairwise(column))
+        if not (len(at) == len(seconds) >= 2 and rising and at[0] > 0):
+            raise ScenarioError(f"times of {self.op!r} are {seconds} s at {at} {of}; give both rising, one for one.")
 
     def times(self, factor: float) -> OpTime:
         """The same operation with times multiplied by `factor`."""
-        extras = {name: factor * getattr(self, name) for name in _EXTRAS}
-        return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **extras)
+        longer: dict[str, Any] = {name: factor * getattr(self, name) for name in _PER_UNIT}
+        for name in _POINTS:
+            longer[name] = tuple(factor * each for each in getattr(self, name))
+        return replace(self, **longer)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,31 @@ class Contention:
 
 
 @dataclass(frozen=True)
+class Losses:
+    """Time that a plan loses between its tasks, and by lanes that work at once.
+
+    Attributes
+    ----------
+    dispatch : float
+        Seconds from the end of a task to the start of one on another lane that waited for it, and the time of a task
+        beyond its operations.
+    move : float
+        Seconds that a transfer of activations takes beyond its bytes.
+    contention : Contention
+        Slowdown of the compute lanes in plans in which both work at once.
+    """
+
+    dispatch: float = saved_as("hand_over", 0.0)
+    move: float = 0.0
+    contention: Contention = Contention()
+
+    def __post_init__(self) -> None:
+        _check_least("times that a plan loses", 0.0, self.dispatch, self.move, *astuple(self.contention))
+
+    __repr__ = saved_repr
+
+
+@dataclass(frozen=True)
 class Profile:
     """Times of one model's operations in one precision, and the times between them.
 
@@ -108,15 +141,15 @@ class Profile:
     ops : tuple of OpTime
     iteration, request, task : float
         Seconds between two plans, in which no lane works: fixed, per request in the batch and per task of the plan.
-    dispatch : float
-        Seconds from the end of a task to the start of one on another lane that waited for it, and the time of a task
-        beyond its operations.
-    move, fetch : float
-        Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
+    dispatch, move, contention : float, float, Contention
+        What plans lose that stream weights; see `Losses`.
+    resident : Losses or None
+        The same of plans that stream none, whose lanes find Python and rows in their caches; None if that was not
+        measured.
+    fetch : float
+        Seconds that a transfer of weights takes beyond its bytes.
     rest : float
-        Seconds by which the gpu lane's first task after an idle time takes longer.
-    contention : Contention
-        Slowdown of the compute lanes in plans in which both work at once.
+        Seconds by which a task of the gpu lane takes longer that waited for weights.
     spread : tuple of (float, float)
         90 % interval of the measured times of passes through the layers, over the times that follow from `ops`.
     others : float
@@ -139,6 +172,7 @@ class Profile:
     contention: Contention = Contention()
     others: float = 0.0
     corrected: str = ""
+    resident: Losses | None = None
 
     def __post_init__(self) -> None:
         times = (self.iteration, self.request, self.dispatch, self.move, self.fetch, self.task, self.rest)
@@ -174,6 +208,12 @@ class Profile:
         factor = _computing(measured) / _computing(simulated)
         told = f"operations x {factor:.3g} by a run of {measured.schedule} on {measured.date[:10]}"
         return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
+
+    def losses(self, *, streams: bool) -> Losses:
+        """What a plan loses that streams weights, or that streams none."""
+        return (
+            Losses(self.dispatch, self.move, self.contention) if streams else self.resident or self.losses(streams=True)
+        )
 
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
         """The times of an operation on `threads` threads, or None if it was not measured.

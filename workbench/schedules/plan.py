@@ -273,9 +273,10 @@ class Played(NamedTuple):
 
 
 RESTS = (2e-3, 5e-3)
-"""Idle times of the gpu lane [s]: after the first it begins to lose its caches to others, after the second all is lost.
+"""Idle times of the gpu lane [s] while weights come: after the first it begins to lose its caches to them, after the
+second all is lost.
 
-Between the two halves of a layer the lane waits for attention, and the operations are timed after such a wait.
+Where the lane waits for the other compute lane, nothing is added: the operations are timed after such waits.
 """
 
 
@@ -290,8 +291,8 @@ def play(
 ) -> Played:
     """Play the turns of a plan as `lay_out` does, with the seconds and slowdowns of its groups.
 
-    The first task of the gpu lane after a rest takes `cold` seconds longer, and proportionally less after a short
-    rest; see `RESTS`.
+    A task of the gpu lane that waited for weights takes `cold` seconds longer, and proportionally less after a short
+    wait; see `RESTS`.
 
     With `skip`, once one repetition of a repeat begins as the one before it did, all later ones are left out: they
     would only be shifted, each by the same time.
@@ -377,16 +378,19 @@ class _Lanes:
         bulk = self._bulk
         seconds = self._seconds
         slowdowns = self._slowdowns
+        turns = self._turns.tasks
         lanes = self._turns.lanes
         packet = self._packet
         cold = self._cold
         over_at = self._over_at
-        for index, (lane, after, is_bulk, group) in enumerate(self._turns.tasks[self._at : stop], self._at):
+        for index, (lane, after, is_bulk, group) in enumerate(turns[self._at : stop], self._at):
             length = seconds[group]
             start = free[lane]
+            awaited = -1
             for other in after:
                 if ends[other] > start:
                     start = ends[other]
+                    awaited = other
             if is_bulk:
                 under_way = bulk.setdefault(lane, [])
                 over = free[lanes[0]] if lanes else start  # no later task but a bulk transfer begins before this
@@ -404,7 +408,7 @@ class _Lanes:
                 starts[index] = start
                 ends[index] = start + length
                 continue
-            if cold and lane == "gpu" and length:
+            if cold and lane == "gpu" and length and awaited >= 0 and turns[awaited][2]:
                 slower = cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
                 length += slower
                 self.longer[lane] += slower

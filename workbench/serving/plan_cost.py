@@ -242,9 +242,9 @@ class PlanCost:
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
         """Slowdown of each compute lane in a plan by what runs on other lanes while it works."""
-        found = None if self._profile is None else self._profile.contention
-        if found is None or found == Contention():
-            return Contention()
+        found = Contention() if self.cost.losses is None else self.cost.losses.contention
+        if found == Contention():
+            return found
         groups = self.groups(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
         alone = [length for length, _ in _prices(groups, parts)]
         slower = Contention()
@@ -335,7 +335,7 @@ class PlanCost:
         price = self.cost.pricer(task.node, threads, max(task.layer, 0))
         if not self._machine.cores or task.node.lane not in COMPUTE:
             return price
-        dispatch = self._machine.link.overhead if self._profile is None else self._profile.dispatch
+        dispatch = self._machine.link.overhead if self.cost.losses is None else self.cost.losses.dispatch
 
         def dispatched(rows: Rows) -> Price:
             length, size = price(rows)

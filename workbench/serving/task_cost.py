@@ -10,7 +10,7 @@ from itertools import count as numbers
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Device, Machine
-from workbench.hardware.profile import OpTime
+from workbench.hardware.profile import Losses, OpTime
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.pipeline.stack_graph import Piece, StackGraph
@@ -106,6 +106,11 @@ class TaskCost:
     def weights_per_layer(self) -> float:
         """Bytes streamed per layer and iteration with rows of both classes, mean over the layers."""
         return sum(self.layer_weights(layer) for layer in range(self._stack.layers)) / self._stack.layers
+
+    @cached_property
+    def losses(self) -> Losses | None:
+        """What the plans lose between tasks and by contention, as measured; None without a profile."""
+        return None if self.profile is None else self.profile.losses(streams=self.weights_per_layer > 0)
 
     def model_at(self, layer: int) -> ModelConfig:
         """The model whose layers are all like this one."""
@@ -245,7 +250,7 @@ class TaskCost:
         """The pricer of a transfer of activations, KV or chosen experts in one layer."""
         link = self._machine.link
         rate = link.h2d if node.lane == "h2d" else link.d2h
-        overhead = link.overhead if self.profile is None else self.profile.move
+        overhead = link.overhead if self.losses is None else self.losses.move
         if node.idle:
             return lambda rows: (0.0, 0.0)
         size_of = self._moved(node, layer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -187,31 +189,52 @@ def measured_seconds(time: OpTime, rows: Rows) -> float:
     A decode of which only some experts are computed counts as less than one token: below one, time is in proportion.
     """
     tokens = rows.tokens
-    points = time.tokens
-    prompts = rows.emits - rows.decode
     if not tokens:
         return 0.0
-    place = min(bisect(points, tokens), len(points) - 1)
-    if place == 0:
-        base = time.seconds[0] * min(1.0, tokens / min(1.0, points[0]))
+    if rows.decode and time.decodes:
+        base = _at(time.decodes, time.decode_seconds, rows.decode)
+        if rows.prefill:
+            base += _at(time.tokens, time.seconds, tokens) - _at(time.tokens, time.seconds, rows.decode)
     else:
-        low = points[place - 1]
-        high = points[place]
-        share = (tokens - low) / (high - low)
-        base = time.seconds[place - 1] + share * (time.seconds[place] - time.seconds[place - 1])
-    return base + _beyond_tokens(time, rows, prompts) + (time.decoding if rows.decode else 0.0)
+        base = _at(time.tokens, time.seconds, tokens)
+    return base + _beyond_tokens(time, rows, rows.emits - rows.decode)
+
+
+def _at(points: Sequence[float], seconds: Sequence[float], count: float) -> float:
+    """Time of so many tokens, linear between the points and beyond the last."""
+    place = min(bisect(points, count), len(points) - 1)
+    if place == 0:
+        return seconds[0] * min(1.0, count / min(1.0, points[0]))
+    low = points[place - 1]
+    high = points[place]
+    share = (count - low) / (high - low)
+    return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
 
 def least_seconds(time: OpTime, rows: Rows) -> float:
     """Least time of these rows, however they are split into calls: every token at the best rate of any call [s]."""
-    steepest_gain = (time.seconds[-1] - time.seconds[-2]) / (time.tokens[-1] - time.tokens[-2])
-    per_token = min(steepest_gain, *(s / t for s, t in zip(time.seconds, time.tokens, strict=True)))
-    return per_token * rows.tokens + _beyond_tokens(time, rows, rows.emits - rows.decode)
+    beyond = _beyond_tokens(time, rows, rows.emits - rows.decode)
+    rate = _best_rate(time.tokens, time.seconds)
+    if not time.decodes:
+        return rate * rows.tokens + beyond
+    beside = min(rate, *_slopes(time.tokens, time.seconds))
+    return beside * rows.prefill + _best_rate(time.decodes, time.decode_seconds) * rows.decode + beyond
+
+
+def _best_rate(points: Sequence[float], seconds: Sequence[float]) -> float:
+    """Least seconds per token of any call."""
+    return min(_slopes(points, seconds)[-1], *(s / t for s, t in zip(seconds, points, strict=True)))
+
+
+def _slopes(points: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    """Seconds that each further token takes between two points."""
+    pairs = pairwise(zip(points, seconds, strict=True))
+    return [(after - before) / (high - low) for (low, before), (high, after) in pairs]
 
 
 def _beyond_tokens(time: OpTime, rows: Rows, prompts: float) -> float:
     of_prefill = time.per_prompt * prompts + time.per_pair * rows.pairs
-    return of_prefill + time.per_decode * rows.decode + time.per_context * rows.context
+    return of_prefill + time.per_context * rows.context
 
 
 def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:

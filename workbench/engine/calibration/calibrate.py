@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,16 +32,18 @@ from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lane import Action, Job
 from workbench.engine.lanes.process import occupy
+from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores
-from workbench.hardware.profile import Cores, Pace, Profile
+from workbench.hardware.machine import Link
+from workbench.hardware.profile import Contention, Cores, Losses, Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import CGOPipe, FlexGenS3, Schedule, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FlexGenS3, Overlap, Schedule, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.schedules.plan import Plan, Task
 from workbench.serving import prepare, serve
@@ -63,10 +65,10 @@ from workbench.stages import (
 from workbench.workload import Request, Sampling, Workload
 
 # Odd numbers, because prompts and batches have them: attention of prompts whose lengths are powers of two took 0.6 to
-# 0.8 of what it takes in runs (Zen 4).
+# 0.8 of what it takes in runs (Zen 4). Up to `MOST` rows have kernels of their own, so times jump behind them.
 PROMPTS = ((1, 1), (1, 5), (1, 17), (4, 9), (1, 61), (7, 11), (2, 67), (15, 17), (1, 250), (2, 253), (61, 17), (8, 131))
 DECODES = (
-    *((1, 251), (4, 67), (15, 19), (15, 507), (21, 2039), (31, 131)),
+    *((1, 251), (MOST, 67), (MOST + 1, 131), (15, 19), (15, 507), (21, 2039), (31, 131)),
     *((61, 17), (63, 253), (125, 131), (251, 67), (251, 190)),
 )
 SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for decodes in DECODES))
@@ -107,6 +109,7 @@ _LATENT = fetch(experts.weights) | _APART
 """Prompts of latent attention want the weights of `qkv` and of `out_proj` at once."""
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 _ALONE = ("streamed", "resident")
+_RESIDENT_KINDS = ("resident", "halves")
 _TOGETHER = ("phases", "pages", "parts")
 _KINDS: dict[str, Schedule] = {
     "streamed": Sequential(),
@@ -115,6 +118,7 @@ _KINDS: dict[str, Schedule] = {
     "phases": VSLPipe(),
     "pages": CGOPipe(),
     "parts": FlexGenS3(),
+    "halves": Overlap(),
 }
 """Kinds of plans: lanes that work in turn without a rest, that rest while weights arrive, and that work at once."""
 
@@ -192,7 +196,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 18|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 19|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -224,7 +228,7 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
 
 def _pipeline(kind: str, model: ModelConfig) -> Pipeline:
     """The pipeline of a kind of plans."""
-    if kind == "resident":
+    if kind in _RESIDENT_KINDS:
         return _RESIDENT
     return _LATENT if model.kv_lora_rank else _STREAMED
 
@@ -249,6 +253,15 @@ class _Passes:
 
 _What = tuple[str, int, Shape]
 """Kind of plan, threads and shape."""
+
+
+def _kept(passes: Mapping[_What, _Passes], kind: str, threads: int = 0) -> list[Pass]:
+    """The passes of a kind that a calibration is read from: all, or those on so many threads."""
+    found = list[Pass]()
+    for (name, count, _), seen in passes.items():
+        if name == kind and count == (threads or count):
+            found += seen.kept
+    return found
 
 
 class _Hollow(Engine):
@@ -328,32 +341,33 @@ class _Bench:
         threads = sorted({cores.gpu or cores.cpu, cores.cpu, cores.alone})
         wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
         wanted += [("resident", count, each) for count in threads for each in _resident_shapes(SHAPES)]
-        wanted += [(kind, threads[0], each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
+        wanted += [(kind, threads[0], each) for kind in ("waiting", *_TOGETHER, "halves") for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
         self._fill(passes)
         cores, rates = self._beside_card() if self._machine.has_card else self._streaming()
         outside = self._outside()
         alone = [seen.kept for (kind, *_), seen in passes.items() if kind in _ALONE]
-        of_kind = dict[str, list[Pass]]()
-        for name in _KINDS:
-            of_kind[name] = [one for (kind, *_), seen in passes.items() if kind == name for one in seen.kept]
+        of_kind = {kind: _kept(passes, kind) for kind in _KINDS}
         waiting = of_kind["waiting"]
+        streamed = _kept(passes, "streamed", threads[0])
+        resident = _kept(passes, "resident", threads[0])
         ops = op_times([call for kept in alone for one in kept for call in one.calls])
         whole = [one for kind in ("waiting", "pages", "parts") for one in of_kind[kind]]  # no transfer outlasts them
         iteration, request, task = self._between(outside, whole)
-        dispatch, move, fetched = self._overheads(of_kind["streamed"], waiting)
         together = [one for kind in _TOGETHER for one in of_kind[kind]]
+        losses = self._losses(streamed, waiting, contention(together, ops, cores, self._link.h2d))
         profile = Profile(
             shape,
             ops,
             iteration=iteration,
             request=request,
             task=task,
-            dispatch=dispatch,
-            move=move,
-            fetch=fetched,
+            dispatch=losses.dispatch,
+            move=losses.move,
+            fetch=self._fetch(waiting),
             rest=rest(waiting, ops) / self._model.num_hidden_layers,
-            contention=contention(together, ops, cores, self._scenario.machine.link.h2d),
+            contention=losses.contention,
+            resident=self._losses(resident, resident, contention(of_kind["halves"], ops, cores, 0.0)),
             spread=spread(alone, ops),
             others=self._others(passes),
         )
@@ -405,20 +419,30 @@ class _Bench:
             return 0.0
         return float(np.mean([noise.others for noise in self._noise]))
 
-    def _overheads(self, streamed: Sequence[Pass], waiting: Sequence[Pass]) -> tuple[float, float, float]:
-        """Seconds of a hand-over, and of transfers of activations and of weights beyond their bytes.
+    @property
+    def _link(self) -> Link:
+        """The link of the plans, but for those whose lanes work in turn without a rest."""
+        return self._scenario.machine.link
 
-        As they were in plans whose tasks follow one another.
+    def _losses(self, passes: Sequence[Pass], moving: Sequence[Pass], slower: Contention) -> Losses:
+        """What plans lose in hand-overs and in transfers of activations, as in passes whose tasks follow one another.
+
+        A transfer's time beyond its bytes is that of the passes in `moving`.
         """
-        link = self._scenario.machine.link
-        rates = {"h2d": link.h2d, "d2h": link.d2h}
-        moved = [(move, move.seconds - move.size / rates[move.lane]) for one in waiting for move in one.moves]
-        moves = [beyond for move, beyond in moved if not move.weights]
-        fetches = [beyond for move, beyond in moved if move.weights]
-        linked = typical([wait for one in streamed for wait in one.waits(("h2d", "d2h"))])
-        handed = typical([wait for one in streamed for wait in one.waits(("gpu", "cpu"))])
-        beyond = median(one.beyond_operations for one in streamed)  # lanes also move where a pass has other threads
-        return handed + beyond, max(0.0, typical(moves) + linked), max(0.0, typical(fetches))
+        moves = [beyond for one in moving for beyond in self._beyond_bytes(one, weights=False)]
+        linked = typical([wait for one in passes for wait in one.waits(("h2d", "d2h"))])
+        handed = typical([wait for one in passes for wait in one.waits(("gpu", "cpu"))])
+        beyond = median(one.beyond_operations for one in passes)
+        return Losses(handed + beyond, max(0.0, typical(moves) + linked), slower)
+
+    def _fetch(self, passes: Sequence[Pass]) -> float:
+        """Seconds that a transfer of weights takes beyond its bytes."""
+        return max(0.0, typical([beyond for one in passes for beyond in self._beyond_bytes(one, weights=True)]))
+
+    def _beyond_bytes(self, one: Pass, *, weights: bool) -> list[float]:
+        """Seconds beyond their bytes that transfers took, of weights or of activations."""
+        rates = {"h2d": self._link.h2d, "d2h": self._link.d2h}
+        return [move.seconds - move.size / rates[move.lane] for move in one.moves if move.weights == weights]
 
     # ----------------------------------------------------------------------------------------------- the lanes
 

@@ -175,14 +175,14 @@ class Seen:
         return OpTime(self.op, self.threads, *line, per_prompt=prompt, per_pair=pair)
 
     def _decode(self) -> OpTime:
-        """Appending new rows, as seen without decodes; then per call, per decode and per KV entry."""
-        append = self._by_tokens([not rows.decode for rows in self._rows])
-        decodes = [(rows, s) for rows, s in zip(self._rows, self._seconds, strict=True) if rows.decode]
-        features = [[1.0, rows.decode, rows.context] for rows, _ in decodes]
-        rest = [max(0.0, s - measured_seconds(append, Rows(prefill=rows.tokens))) for rows, s in decodes]
-        call, decode, entry = per_unit(features, rest)
-        times = (append.tokens, append.seconds)
-        return OpTime(self.op, self.threads, *times, decoding=call, per_decode=decode, per_context=entry)
+        """Storing new rows, as seen without decodes; calls with decodes by their number, and per KV entry."""
+        store = self._by_tokens([not rows.decode for rows in self._rows])
+        seen = [(rows, seconds) for rows, seconds in zip(self._rows, self._seconds, strict=True) if rows.decode]
+        counts = sorted({rows.decode for rows, _ in seen})
+        features = [[*(float(rows.decode >= count) for count in counts), rows.context] for rows, _ in seen]
+        *steps, entry = per_unit(features, [seconds for _, seconds in seen])
+        rising = tuple(np.cumsum(steps).tolist())
+        return replace(store, per_context=entry, decodes=tuple(counts), decode_seconds=rising)
 
 
 def typical(seconds: Sequence[float]) -> float:
