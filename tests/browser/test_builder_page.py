@@ -199,6 +199,91 @@ def test_options_open_by_enter_and_give_the_focus_back(opened):
     assert "defer 3" in builder.page.locator("[data-card=experts]").inner_text()
 
 
+def test_experts_are_split_over_both_devices_by_a_button_or_a_key(opened):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=experts]").hover()
+    builder.page.get_by_role("button", name="Options of experts").click()
+    builder.page.get_by_role("button", name="Split over both devices").click()
+    builder.settled()
+    assert builder.sent() == [{"do": "split", "range": 0, "path": [7], "n": 2}]
+    cards = builder.cards()
+    assert (cards["experts[:4]"], cards["experts[~:4]"]) == ("gpu", "cpu")
+    assert builder.focused() == "experts[:4]"
+    assert builder.page.locator(".wb-pop").count() == 0
+    assert "wb-op-placed" in builder.page.locator("[data-op=experts]").get_attribute("class")
+    builder.press("Control+z")
+    assert builder.page.locator(".wb-pop").count() == 0
+    builder.page.locator("[data-card=experts]").focus()
+    builder.press("s")
+    assert "experts[~:4]" in builder.cards()
+    builder.page.locator("[data-card=route]").focus()
+    builder.press("s", "Enter")
+    assert len(builder.sent()) == 3
+    assert builder.page.get_by_role("button", name="Split over both devices").count() == 0
+
+
+def test_experts_that_are_none_are_refused_at_their_field(opened):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=experts]").focus()
+    builder.press("Enter")
+    field = builder.page.get_by_label("which", exact=True)
+    field.fill("4")
+    builder.press("Enter")
+    told = builder.page.locator(".wb-pop [role=alert]")
+    assert told.inner_text().startswith("'4' names no experts; write a range such as :4, ~:4 for all others")
+    assert field.input_value() == "all"
+    assert field.get_attribute("aria-invalid") == "true"
+    assert builder.focused() is None
+    assert "experts" in builder.cards()
+    field.fill("")
+    assert told.inner_text() == ""
+    builder.page.get_by_role("button", name="~:4", exact=True).click()
+    builder.settled()
+    assert [message["value"] for message in builder.sent()] == ["4", "", "~:4"]
+    assert builder.focused() == "experts[~:4]"
+    builder.press("Enter")
+    assert told.inner_text() == ""
+    assert builder.page.get_by_role("button", name="~:4", exact=True).get_attribute("aria-pressed") == "true"
+
+
+def test_the_batch_that_times_are_of_is_told_below_the_lanes(opened):
+    builder = opened("vslpipe")
+    told = builder.page.locator(".wb-times")
+    assert told.inner_text().endswith("in a typical iteration, with 45.2 prompt tokens and 2,870 decodes.")
+    builder.page.evaluate("fake.put({wiring: {...fake.state.wiring, times: 'of 7 decodes'}})")
+    told.filter(has_text="of 7 decodes").wait_for()
+
+
+def test_a_card_says_that_it_has_the_shared_experts_too(opened):
+    builder = opened("shared")
+    card = builder.page.locator("[data-card=experts]")
+    assert card.locator(".wb-mark").all_inner_texts() == ["+ shared"]
+    assert "with the shared experts, which have no card of their own" in card.get_attribute("aria-label")
+    builder.page.locator("[data-card=route]").focus()
+    builder.page.locator("[data-op=shared_experts]").click()
+    builder.settled()
+    assert card.locator(".wb-mark").count() == 0
+
+
+def test_bars_of_lanes_have_their_tasks_names_where_there_is_room(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate(
+        """(() => {
+            window.said = [];
+            const write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (words, ...at) {
+                said.push([words, this.fillStyle]);
+                return write.call(this, words, ...at);
+            };
+            fake.put({lanes: {...fake.state.lanes, colours: {A: '#1d4ed8', D: '#fcd34d', W: '#1d4ed8'}}});
+        })()"""
+    )
+    builder.settled()
+    said = dict(builder.page.evaluate("said"))
+    assert (said["A0a"], said["D0a"]) == ("#ffffff", "#000000")
+    assert "l0a" not in said  # its bar is too narrow
+
+
 def test_a_fault_stands_at_its_card_with_a_button_that_mends_it(opened):
     builder = opened("fault")
     assert builder.page.locator(".wb-card-faulty").get_attribute("data-card") == "decode_attention"

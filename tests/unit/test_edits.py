@@ -10,7 +10,9 @@ from workbench.pipeline import (
     added,
     cpu,
     cut_at,
+    divided,
     element_at,
+    fault_of,
     fetch,
     fetched,
     forked,
@@ -52,6 +54,7 @@ from workbench.stages import (
 GPU, CPU = Place.GPU, Place.CPU
 WHOLE = gpu(qkv, attention, out_proj, moe)
 KT = PIPELINES["ktransformers"]
+FIRST, LAST = ExpertSet.of_slice(slice(4)), ExpertSet.of_slice(slice(6, None))
 
 
 def test_a_stage_on_the_other_device_takes_its_transfers_along():
@@ -104,6 +107,27 @@ def test_combine_reads_the_sets_that_are_there():
     assert halves.stages[6].op.reads == ("x", "routed[2:]")
     assert with_set(halves, (5,), None) == WHOLE
     assert removed(halves, (5,)).stages[5].op is combine
+
+
+def test_experts_are_divided_over_both_devices():
+    halves = divided(WHOLE, (5,), slice(4))
+    routed = gpu(qkv, attention, out_proj, route)
+    assert halves == routed >> (gpu(experts[:4]) | offload >> cpu(experts[~FIRST]) >> load) >> gpu(combine)
+    assert fault_of(halves) is None
+    assert divided(placed(WHOLE, (5,), CPU), (6,), slice(4)) == halves
+    assert divided(optioned(KT, (5, 1, 1), defer=0), (5, 1, 1), slice(4)).chain[5].arms[0] == gpu(shared_experts).chain
+    streamed = fetched(WHOLE, experts.weights, True)
+    assert divided(streamed, (5,), slice(4)) == Pipeline(halves.chain, streamed.fetches)
+
+
+def test_a_set_and_all_others_stay_a_whole():
+    halves = divided(WHOLE, (5,), slice(4))
+    (gpu_arm, cpu_arm) = with_set(halves, (5, 0, 0), slice(2)).chain[5].arms
+    assert [gpu_arm[0].op, cpu_arm[1].op] == [experts[:2], experts[~ExpertSet.of_slice(slice(2))]]
+    (gpu_arm, cpu_arm) = with_set(halves, (5, 1, 1), FIRST).chain[5].arms
+    assert [gpu_arm[0].op, cpu_arm[1].op] == [experts[~FIRST], experts[FIRST]]
+    streamed = fetched(halves, experts[:4].weights, True)
+    assert with_set(streamed, (5, 1, 1), slice(6, None)).fetches == (experts[~LAST].weights,)
 
 
 def test_what_is_fetched_follows_the_operation():
@@ -159,6 +183,8 @@ def test_layers_are_cut_and_merged():
         (lambda: optioned(WHOLE, (0,), skip=1), "must be a whole number"),
         (lambda: with_rows(WHOLE, (0,), RowClass.DECODE), "cannot be cut up"),
         (lambda: with_set(WHOLE, (6,), slice(2)), "cannot be cut up"),
+        (lambda: divided(WHOLE, (0,), slice(2)), "cannot be divided"),
+        (lambda: divided(KT, (5, 1, 1), slice(2)), "cannot be divided"),
         (lambda: with_stored(WHOLE, (1,), Stored.STREAMED), "has no weights on the gpu"),
         (lambda: with_stored(WHOLE, (0,), Stored.CHOSEN), "has no chosen weights"),
         (lambda: forked(WHOLE, (0,), (2,)), "are no neighbours"),

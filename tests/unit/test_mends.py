@@ -7,7 +7,21 @@ from hypothesis import strategies as st
 from tests.builders import tiny_model
 from tests.systems import APART, PIPELINES, VSL
 from workbench.core.errors import PipelineError
-from workbench.pipeline import Fork, Pipeline, cpu, fault_of, fetch, gpu, lacking, load, offload, removed, resolve
+from workbench.pipeline import (
+    Fork,
+    Pipeline,
+    added,
+    cpu,
+    divided,
+    fault_of,
+    fetch,
+    gpu,
+    lacking,
+    load,
+    offload,
+    removed,
+    resolve,
+)
 from workbench.pipeline.elements import located_stages
 from workbench.stages import (
     BUILT_IN,
@@ -235,6 +249,16 @@ def test_operations_that_wait_for_one_another_are_removed():
     fault = fault_of(WHOLE >> gpu(one, other))
     assert [mend.label for mend in fault.mends] == ["Remove one"]
     assert fault_of(fault.mends[0].pipeline).mends[0].pipeline == WHOLE
+
+
+def test_experts_on_each_device_are_offered_split_over_both():
+    twice = added(WHOLE, experts, CPU, (6,))
+    fault = fault_of(twice, model=tiny_model())
+    labels = ["Split experts over both devices", "Remove the second experts", "Remove the first experts"]
+    assert [mend.label for mend in fault.mends] == labels
+    assert fault.mends[0].pipeline == divided(WHOLE, (5,), slice(2))
+    alike = fault_of(added(WHOLE, experts, GPU, (6,)), model=tiny_model())
+    assert [mend.label for mend in alike.mends] == labels[1:2]
 
 
 def test_a_second_set_of_one_name_is_named_as_the_cause():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
@@ -278,6 +278,77 @@ def test_experts_in_two_sets(desk):
     (some,) = (stage for stage in desk.pipeline.stages if stage.op.plain is experts)
     assert some.op.name == "experts[:2]"
     assert any(stage.op.plain is combine for stage in desk.pipeline.stages)
+
+
+def test_experts_are_split_over_both_devices(desk):
+    places = {card["name"]: card for card in cards(desk.shown)}
+    assert {name: card["split"] for name, card in places.items() if card["split"]} == {"experts": ":2"}
+    desk.say("split", range=0, path=places["experts"]["path"])
+    (fork,) = (each for each in desk.shown["wiring"]["ranges"][0]["chain"] if each["kind"] == "fork")
+    halves = [card for arm in fork["arms"] for card in arm if card["kind"] == "card"]
+    assert [(card["name"], card["device"]) for card in halves] == [("experts[:2]", "gpu"), ("experts[~:2]", "cpu")]
+    assert not any(card["split"] for card in halves)
+    assert desk.shown["wiring"]["fault"] is None
+    assert desk.drawn()["figures"]["problem"] == ""
+    assert next(each for each in desk.shown["wiring"]["palette"] if each["name"] == "experts")["placed"]
+    desk.say("option", range=0, path=halves[1]["path"], name="experts", value=":1")
+    assert [stage.op.name for stage in desk.pipeline.stages if stage.op.plain is experts] == [
+        "experts[~:1]",
+        "experts[:1]",
+    ]
+    assert desk.drawn()["figures"]["problem"] == ""
+
+
+@pytest.mark.parametrize(
+    "written, told",
+    [
+        ("4", "'4' names no experts; write a range such as :2, ~:2 for all others, the name of an ExpertSet, or all."),
+        ("", "'' names no experts"),
+        (":x", "':x' names no experts"),
+        (":0", "':0' leaves all or none of the 4 experts out"),
+        ("~:4", "'~:4' leaves all or none of the 4 experts out"),
+    ],
+)
+def test_experts_that_are_none_are_refused_at_the_field_and_the_old_value_stays(desk, written, told):
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    desk.say("option", range=0, path=place, name="experts", value=":2")
+    before = desk.pipeline
+    desk.say("option", range=0, path=place, name="experts", value=written)
+    assert desk.pipeline == before
+    assert desk.shown["wiring"]["refused"].startswith(told)
+    desk.say("option", range=0, path=place, name="experts", value="~:2")
+    assert desk.shown["wiring"]["refused"] == ""
+    assert [stage.op.name for stage in desk.pipeline.stages if stage.op.plain is experts] == ["experts[~:2]"]
+
+
+def test_a_set_its_rest_and_the_users_own_sets_are_offered():
+    desk = Desk(names={"hot": ExpertSet("mine", [[0, 1]])})
+    options = next(card["options"] for card in cards(desk.shown) if card["name"] == "experts")
+    (which,) = (option for option in options if option["name"] == "experts")
+    assert which["choices"] == ["all", ":2", "~:2", "hot", "~hot"]
+    desk.studio.close()
+
+
+def test_times_say_the_batch_that_they_are_of(desk):
+    desk.drawn()
+    known = wb.costs(desk.studio.settings.scenario())
+    told = f"with {digits(known.prefills)} prompt tokens and {digits(known.decodes)} decodes."
+    assert desk.shown["wiring"]["times"].endswith(told)
+    desk.say("clear")
+    assert desk.shown["wiring"]["times"] == ""
+
+
+def test_a_card_says_that_it_has_the_shared_experts_too(desk):
+    assert not any(card["shared"] for card in cards(desk.shown))
+    model = tiny_model_of("shared")
+    beside = Desk(tiny_scenario(pipeline=VSL, requests=6, model=model))
+    assert [card["name"] for card in cards(beside.shown) if card["shared"]] == ["experts"]
+    place = next(card["path"] for card in cards(beside.shown) if card["name"] == "experts")
+    beside.say("add", range=0, op="shared_experts", device="gpu", to=place)
+    assert not any(card["shared"] for card in cards(beside.shown))
+    beside.say("undo").say("split", range=0, path=place)
+    assert [card["name"] for card in cards(beside.shown) if card["shared"]] == ["combine"]
+    beside.studio.close()
 
 
 def test_layers_are_cut_and_merged(desk):

@@ -242,18 +242,29 @@ def with_shared_experts(pipeline: Pipeline) -> Pipeline:
         If it places them on a device with neither the routed experts nor `combine`, or more than once.
     """
     placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
-    whole = any(stage.op is experts for stage in pipeline.stages)
-    if not placed:
-        chain = _with_shared(pipeline.chain, experts if whole else combine)
-        pipeline = Pipeline(chain, pipeline.fetches)
+    beside = shared_beside(pipeline)
+    if beside is not None:
+        pipeline = Pipeline(_with_shared(pipeline.chain, beside), pipeline.fetches)
     adders = {stage.device for stage in pipeline.stages if stage.op is experts or stage.op.plain is combine}
     if len(placed) > 1 or not adders.issuperset(stage.device for stage in placed):
+        whole = any(stage.op is experts for stage in pipeline.stages)
         where = "experts or combine" if whole else "combine"
         raise PipelineError(
             f"shared_experts must stand once, on the device of {where}, not as "
             f"{', '.join(map(str, placed))}; leave them out and they follow experts."
         )
     return Pipeline(_exchanged(pipeline.chain, _adders(pipeline)), pipeline.fetches)
+
+
+def shared_beside(pipeline: Pipeline) -> Op | None:
+    """The operation whose stage has the shared experts beside it, as `with_shared_experts` puts them there.
+
+    None if the pipeline places them itself.
+    """
+    ops = [stage.op for stage in pipeline.stages]
+    if shared_experts in ops:
+        return None
+    return experts if experts in ops else combine
 
 
 def _adders(pipeline: Pipeline) -> dict[Op, Op]:

@@ -8,11 +8,12 @@ but not a wiring that cannot be a layer: `workbench.pipeline.fault_of` tells wha
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import replace
 
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Pipeline, adding_sets, fetch
-from workbench.pipeline.elements import Element, Fork, Path, element_at, spliced, stages_of
+from workbench.pipeline.elements import Element, Fork, Path, element_at, located_stages, spliced, stages_of
 from workbench.pipeline.stack import LayerRange, Stack, ranges_of
 from workbench.pipeline.transfers import bare, connected
 from workbench.stages import (
@@ -120,20 +121,51 @@ def with_rows(pipeline: Pipeline, path: Path, rows: RowClass) -> Pipeline:
         If no routed experts stand there.
     """
     stage = _experts(pipeline, path)
-    return _with_op(pipeline, path, _some_experts(stage.op.subset, rows))
+    return _with_ops(pipeline, {path: _some_experts(stage.op.subset, rows)})
 
 
 def with_set(pipeline: Pipeline, path: Path, subset: ExpertSet | slice | None) -> Pipeline:
     """The routed experts at a path for some of the experts, or with None for all; they defer and skip nothing.
+
+    Stages that had all other experts have all others of the new set.
 
     Raises
     ------
     PipelineError
         If no routed experts stand there, or another set of the pipeline has the same name.
     """
-    stage = _experts(pipeline, path)
-    chosen = ExpertSet.of_slice(subset) if isinstance(subset, slice) else subset
-    return _with_op(pipeline, path, _some_experts(chosen, stage.op.rows))
+    former = _experts(pipeline, path).op
+    chosen = None if subset is None else _set(subset)
+    ops = {path: _some_experts(chosen, former.rows)}
+    if chosen is not None and former.subset is not None:
+        for place, stage in located_stages(pipeline.chain):
+            if stage.op.subset == ~former.subset:
+                ops[place] = _some_experts(~chosen, stage.op.rows)
+    return _with_ops(pipeline, ops)
+
+
+def divided(pipeline: Pipeline, path: Path, subset: ExpertSet | slice) -> Pipeline:
+    """The routed experts at a path as two sets side by side: these on the GPU, all others on the CPU.
+
+    Raises
+    ------
+    PipelineError
+        If no routed experts, whole, for all rows, and without deferred or skipped ones, stand there.
+    """
+    stage = _stage(pipeline, path)
+    if not can_be_divided(stage):
+        raise PipelineError(
+            f"{stage} at {list(path)} cannot be divided; give the path of the routed experts, whole and for all rows, "
+            "that defer and skip none."
+        )
+    some = _set(subset)
+    fork = Fork(((Stage(experts[some], Place.GPU),), (Stage(experts[~some], Place.CPU),)))
+    return _settled(spliced(pipeline.chain, path, 1, (fork,)), pipeline.fetches)
+
+
+def can_be_divided(stage: Stage) -> bool:
+    """True for the stages that `divided` takes."""
+    return stage.op is experts and not stage.defer and not stage.skip
 
 
 # ----------------------------------------------------------------------------------------------------------- streams
@@ -325,6 +357,10 @@ def _experts(pipeline: Pipeline, path: Path) -> Stage:
     return stage
 
 
+def _set(subset: ExpertSet | slice) -> ExpertSet:
+    return ExpertSet.of_slice(subset) if isinstance(subset, slice) else subset
+
+
 def _some_experts(subset: ExpertSet | None, rows: RowClass) -> Op:
     some = experts if subset is None else experts[subset]
     forms = {RowClass.PREFILL: lambda: some.prefill, RowClass.DECODE: lambda: some.decode}
@@ -335,13 +371,20 @@ def _with(pipeline: Pipeline, path: Path, stage: Stage) -> Pipeline:
     return _settled(spliced(pipeline.chain, path, 1, (stage,)), pipeline.fetches)
 
 
-def _with_op(pipeline: Pipeline, path: Path, op: Op) -> Pipeline:
-    """The stage at a path with another operation, whose weights are kept as the former one's were."""
-    before = _stage(pipeline, path)
-    if op == before.op:
+def _with_ops(pipeline: Pipeline, ops: Mapping[Path, Op]) -> Pipeline:
+    """The stages at some paths with other operations, whose weights are kept as the former ones' were."""
+    chain = pipeline.chain
+    new = dict[str | None, Op]()
+    for path, op in ops.items():
+        before = _stage(pipeline, path)
+        if op != before.op:
+            chain = spliced(chain, path, 1, (Stage(op, before.device),))
+            new[before.op.name] = op
+    if not new:
         return pipeline
-    other = _with(pipeline, path, Stage(op, before.device))
-    items = [item if item.op != before.op.name or _streams(other, item) else _of(op, item) for item in pipeline.fetches]
+    other = _settled(chain, pipeline.fetches)
+    gone = {item for item in pipeline.fetches if item.op in new and not _streams(other, item)}
+    items = [_of(new[item.op], item) if item in gone else item for item in pipeline.fetches]
     return Pipeline(other.chain, fetch(*items).fetches)
 
 

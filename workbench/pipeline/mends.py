@@ -9,11 +9,22 @@ from typing import NamedTuple
 from workbench.core.errors import PipelineError
 from workbench.models import ModelConfig
 from workbench.pipeline.algebra import Pipeline, adding_sets, cpu, gpu
-from workbench.pipeline.edits import added, fetched, joined, optioned, placed, removed, shifted
+from workbench.pipeline.edits import (
+    added,
+    can_be_divided,
+    divided,
+    fetched,
+    joined,
+    optioned,
+    placed,
+    removed,
+    shifted,
+)
 from workbench.pipeline.elements import (
     BufferRows,
     Element,
     Fork,
+    Pair,
     Path,
     bracketed,
     element_at,
@@ -94,7 +105,7 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = (), model: ModelConfig | No
     if refusal is None:
         return None if model is None else _unsuited(pipeline, model)
     offered: dict[Pipeline, Mend] = {}
-    for mend in _mends(pipeline, refusal, known):
+    for mend in _mends(pipeline, refusal, known, model):
         if mend.pipeline not in offered and _ends_well(mend.pipeline, known, model):
             offered[mend.pipeline] = mend
         if len(offered) == _MOST_MENDS:
@@ -154,7 +165,7 @@ def _ends_well(pipeline: Pipeline, known: tuple[Op, ...], model: ModelConfig | N
         seen.add(pipeline)
         refusal = _refusal(pipeline)
         if refusal is not None:
-            first = next(_mends(pipeline, refusal, known), None)
+            first = next(_mends(pipeline, refusal, known, model), None)
         else:
             unsuited = None if model is None else _unsuited(pipeline, model)
             if unsuited is None:
@@ -232,14 +243,14 @@ def _side_by_side(arms: list[Pipeline], path: Path) -> Pipeline:
 # -------------------------------------------------------------------------------------------------------------- mends
 
 
-def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...]) -> Iterator[Mend]:
+def _mends(pipeline: Pipeline, refusal: _Refusal, known: tuple[Op, ...], model: ModelConfig | None) -> Iterator[Mend]:
     """Edits that may mend a fault, the best first."""
     alike = _set_named_twice(pipeline)
     if alike is not None:
         without = bare(spliced(pipeline.chain, alike, 1, ()))
         yield Mend(f"Remove the second {_op(pipeline, alike)}", Pipeline(without, pipeline.fetches))
         return
-    in_order = list(_in_order(pipeline))
+    in_order = list(_in_order(pipeline, model))
     if in_order:
         yield from in_order
         return
@@ -267,11 +278,18 @@ def _set_named_twice(pipeline: Pipeline) -> Path | None:
     return None
 
 
-def _in_order(pipeline: Pipeline) -> Iterator[Mend]:
-    """Without the first operation that is there twice, or with the first that stands too early behind the other one."""
+def _in_order(pipeline: Pipeline, model: ModelConfig | None) -> Iterator[Mend]:
+    """Without the first operation that is there twice, or with the first that stands too early behind the other one.
+
+    Experts that are there once on each device are split over both.
+    """
     double = repeated(pipeline.chain)
     early = misplaced(pipeline.chain)
     if double is not None:
+        if model is not None and model.num_local_experts > 1 and _is_on_both(double):
+            without = Pipeline(spliced(pipeline.chain, double.path, 1, ()), pipeline.fetches)
+            halves = divided(without, double.other_path, slice(model.num_local_experts // 2))
+            yield Mend(f"Split {double.stage.op} over both devices", halves)
         second = "the second " if double.stage.op == double.other.op else ""
         yield Mend(f"Remove {second}{double.stage.op}", removed(pipeline, double.path))
         yield Mend(f"Remove {'the first ' if second else ''}{double.other.op}", removed(pipeline, double.other_path))
@@ -279,6 +297,11 @@ def _in_order(pipeline: Pipeline) -> Iterator[Mend]:
         moved = shifted(pipeline, early.path, (early.other_path[0] + 1,))
         yield Mend(f"Move {early.stage.op} behind {early.other.op}", moved)
         yield Mend(f"Remove {early.stage.op}", removed(pipeline, early.path))
+
+
+def _is_on_both(double: Pair) -> bool:
+    """True for experts that can be divided, once on each device."""
+    return all(map(can_be_divided, (double.stage, double.other))) and double.stage.device is not double.other.device
 
 
 def _at(pipeline: Pipeline, error: PipelineError, path: Path, known: tuple[Op, ...]) -> Iterator[Mend]:

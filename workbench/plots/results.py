@@ -30,18 +30,19 @@ COLOURS = {
 PREDICTORS = (COLOURS[Source.PREDICTED], "#7c3aed", "#ddd6fe")
 """Colours of several predictive models, in order."""
 TASK_COLOURS = {
-    "A": "#1d4ed8",
-    "B": "#60a5fa",
-    "F": "#93c5fd",
-    "C": "#059669",
-    "D": "#34d399",
-    "Q": "#f59e0b",
-    "T": "#fcd34d",
-    "H": "#dc2626",
-    "X": "#f87171",
-    "W": "#a78bfa",
-    "K": "#db2777",
+    "A": "#2563eb",
+    "B": "#d1048c",
+    "F": "#cc9f6b",
+    "C": "#0a8f62",
+    "D": "#8fb83e",
+    "Q": "#d97706",
+    "T": "#e58fd0",
+    "H": "#a53b3c",
+    "X": "#632fbb",
+    "W": "#2c8cb3",
+    "K": "#c29b12",
 }
+"""Colours of tasks: on white and on black alike, and those of one lane told apart by colour-blind readers."""
 _OTHER = "#6b7280"
 SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
 _PALER = 0.45

@@ -19,6 +19,15 @@ function element(tag, name, parent) {
   return made;
 }
 
+// Black or white, whichever reads better on a colour: they do equally at a relative luminance of 0.18.
+function inkOn(colour) {
+  const linear = [1, 3, 5].map((at) => {
+    const share = Number.parseInt(colour.slice(at, at + 2), 16) / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18 ? "#000" : "#fff";
+}
+
 function duration(seconds) {
   const [unit, scale] = seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e3] : ["µs", 1e6];
   return `${Number((seconds * scale).toPrecision(3))} ${unit}`;
@@ -146,17 +155,28 @@ class Chart {
       const [left, right] = [this.x(start), this.x(end)];
       const [pixel, colour] = [Math.floor(left), this.colour(codeOf(name))];
       if (right - left >= 1) {
-        wide.push([left, top + lane * ROW + 2, right - left - 0.5, colour]);
+        wide.push([left, top + lane * ROW + 2, right - left - 0.5, colour, name]);
       } else if (right > left) {
         const edge = Math.min(pixel + 1, right);
         column(lane, pixel, edge - left, colour);
         if (right > edge) column(lane, pixel + 1, right - edge, colour);
       }
     }
-    for (const [x, y, length, colour] of wide.sort((a, b) => b[2] - a[2])) {
+    pen.textAlign = "center";
+    for (const [x, y, length, colour, name] of wide.sort((a, b) => b[2] - a[2])) {
       pen.fillStyle = colour; // long ones first: short transfers pass within long ones
       pen.fillRect(x, y, length, ROW - 4);
+      this.drawName(pen, name, Math.max(LEFT, x), Math.min(this.x(this.to), x + length), y, colour);
     }
+  }
+
+  // The name of a task in its bar, or its letter, where there is room.
+  drawName(pen, name, left, right, y, colour) {
+    const fits = (words) => pen.measureText(words).width + 6 < right - left;
+    const words = right - left < 12 ? "" : [name, codeOf(name)].find(fits);
+    if (!words) return;
+    pen.fillStyle = inkOn(colour);
+    pen.fillText(words, (left + right) / 2, y + (ROW - 4) / 2);
   }
 
   drawIdle(pen, track, top, ink) {

@@ -256,6 +256,16 @@ class Studio:
             settings = settings.on(schedule=Overlap())
         self._change(settings, wanted=wanted)
 
+    def _on_option(self, message: Message) -> None:
+        """Set an option of a card; a value that it cannot have is refused beside its field, and the old one stays."""
+        now = self.settings
+        try:
+            wired = self.wirings.edit(now.pipeline, message, now.model)
+        except PipelineError as error:
+            self._out(wiring={**self._wiring(), "refused": str(error)})
+        else:
+            self._wire(wired, self._wanted)
+
     def _on_undo(self, _: Message) -> None:
         if self._past:
             self._future.append(_Moment(self.settings, self._wanted))

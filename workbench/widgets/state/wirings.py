@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -23,8 +23,10 @@ from workbench.pipeline import (
     Stored,
     absent,
     added,
+    can_be_divided,
     code_of,
     cut_at,
+    divided,
     fault_of,
     fetched,
     forked,
@@ -37,6 +39,7 @@ from workbench.pipeline import (
     ranges_of,
     removed,
     resolve,
+    shared_beside,
     shifted,
     stored,
     with_range,
@@ -48,6 +51,7 @@ from workbench.pipeline.code import TOGETHER
 from workbench.pipeline.parsing import WORDS
 from workbench.schedules.registry import every_schedule
 from workbench.stages import BUILT_IN, ExpertSet, Move, Op, Place, RowClass, Stage, Streamed, experts, kv, weights
+from workbench.widgets.parts.words import digits
 from workbench.widgets.state.figures import Plain
 
 Message = Mapping[str, Any]
@@ -83,6 +87,11 @@ class Wirings:
         self._faults = lru_cache(maxsize=_KEPT)(self._fault)
         self._mends: dict[int, Wiring] = {}
         self._numbers = count()
+
+    @property
+    def sets(self) -> dict[str, ExpertSet]:
+        """The user's own sets of experts, by the names of their variables."""
+        return {name: value for name, value in self.names.items() if isinstance(value, ExpertSet)}
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -140,7 +149,7 @@ class Wirings:
             unfinished = _is_unfinished(ranges[place].pipeline, why)
             fault = {"range": place, "path": path, "text": why.text, "mends": mends, "unfinished": unfinished}
         known = presets()
-        there = {stage.op for each in ranges for stage in each.pipeline.stages}
+        there = {stage.op.plain for each in ranges for stage in each.pipeline.stages}
         return {
             "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
             "layers": layers,
@@ -154,6 +163,8 @@ class Wirings:
             ],
             "together": {word: list(ops) for word, ops in TOGETHER.items()},
             "stale": False,
+            "refused": "",
+            "times": "" if costs is None else _times(costs),
         }
 
     def _lacks(self, wiring: Wiring) -> list[list[Plain]]:
@@ -263,13 +274,15 @@ class Wirings:
             "device": element.device.value,
             "about": about(op),
             "rows": op.rows.value,
+            "shared": bool(model.shared_params) and op.plain is shared_beside(pipeline),
+            "split": _half(model) if can_be_divided(element) else "",
             "own": not _is_built_in(op),
             "weights": None if cost is None else cost.weights,
             "flops": None if cost is None else cost.flops,
             "seconds": seconds,
             "share": None if cost is None else cost.share,
             "stored": _stored(pipeline, element),
-            "options": _options(pipeline, element, model),
+            "options": _options(pipeline, element, model, self.sets),
         }
 
     # ------------------------------------------------------------------------------------------------------- editing
@@ -329,6 +342,14 @@ def _entry(name: str, op: Op, placed: bool) -> Plain:
     return {"name": name, "label": name, "about": about(op), "own": not _is_built_in(op), "placed": placed}
 
 
+def _times(costs: Costs) -> str:
+    """A sentence on the layer and the batch that times and bytes are of."""
+    return (
+        f"Times and bytes are of one layer in a typical iteration, with {digits(costs.prefills)} prompt tokens and "
+        f"{digits(costs.decodes)} decodes."
+    )
+
+
 def _carries(pipeline: Pipeline) -> dict[Path, str]:
     """The load of each transfer of a whole pipeline, in words; nothing for one that cannot be."""
     try:
@@ -373,8 +394,8 @@ def _stored(pipeline: Pipeline, stage: Stage) -> str:
     return stored(pipeline, stage).value
 
 
-def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig) -> list[Plain]:
-    """The options of a card."""
+def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig, sets: Iterable[str]) -> list[Plain]:
+    """The options of a card; `sets` are the names of the user's own sets of experts."""
     found = list[Plain]()
     if stage.op.has_weights and stage.device is Place.GPU:
         choices = [each.value for each in Stored if each is not Stored.CHOSEN or stage.op.plain is experts]
@@ -394,8 +415,14 @@ def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig) -> list[Plain
                 found.append({"name": "rows", "label": "rows", "value": stage.op.rows.value, "choices": rows})
             if stage.op.rows is RowClass.ALL:
                 subset = "all" if stage.op.subset is None else str(stage.op.subset)
-                found.append({"name": "experts", "label": "which", "value": subset, "choices": [subset], "free": True})
+                choices = ["all", *(f"{rest}{name}" for name in (_half(model), *sets) if name for rest in ("", "~"))]
+                found.append({"name": "experts", "label": "which", "value": subset, "choices": choices, "free": True})
     return found
+
+
+def _half(model: ModelConfig) -> str:
+    """The first half of the experts of a layer, as a range; empty for a single expert."""
+    return f":{model.num_local_experts // 2}" if model.num_local_experts > 1 else ""
 
 
 def presets() -> dict[str, Pipeline]:
@@ -442,7 +469,7 @@ def _remove(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -
     return removed(pipeline, _path(message))
 
 
-def _option(wirings: Wirings, pipeline: Pipeline, message: Message, _: ModelConfig) -> Pipeline:
+def _option(wirings: Wirings, pipeline: Pipeline, message: Message, model: ModelConfig) -> Pipeline:
     path = _path(message)
     name, value = str(message["name"]), message["value"]
     if name == "defer":
@@ -453,26 +480,46 @@ def _option(wirings: Wirings, pipeline: Pipeline, message: Message, _: ModelConf
         return with_stored(pipeline, path, Stored(value))
     if name == "rows":
         return with_rows(pipeline, path, RowClass(value))
-    return with_set(pipeline, path, _subset(wirings, str(value)))
+    return with_set(pipeline, path, _subset(wirings, str(value), model.num_local_experts))
 
 
-def _subset(wirings: Wirings, text: str) -> ExpertSet | slice | None:
-    """A set of experts as it is written in brackets: ``:32``, ``~:32``, ``hot``, ``~hot``; ``all`` is every expert."""
+def _split(_: Wirings, pipeline: Pipeline, message: Message, model: ModelConfig) -> Pipeline:
+    return divided(pipeline, _path(message), slice(model.num_local_experts // 2))
+
+
+def _subset(wirings: Wirings, text: str, every: int) -> ExpertSet | None:
+    """Some of so many experts as they are written in brackets: ``:4``, ``~:4``, ``hot``, ``~hot``; None for ``all``."""
     words = text.strip()
-    if words in ("", "all"):
+    if words == "all":
         return None
-    rest = words.startswith("~")
     name = words.removeprefix("~").strip()
-    sets = [value for known, value in wirings.names.items() if isinstance(value, ExpertSet) and known == name]
-    sets += [value for value in wirings.names.values() if isinstance(value, ExpertSet) and value.name == name]
-    found = next(iter(sets), None)
-    if not isinstance(found, ExpertSet):
-        edges = [edge.strip() for edge in name.split(":")]
-        if len(edges) != 2 or not all(re.fullmatch(r"(-?\d+)?", edge) for edge in edges):
-            raise PipelineError(f"{text!r} names no experts; write a range such as :32, or the name of an ExpertSet.")
-        first, stop = (int(edge) if edge else None for edge in edges)
-        found = ExpertSet.of_slice(slice(first, stop))
-    return ~found if rest else found
+    named = {each.name: each for each in wirings.sets.values()} | wirings.sets
+    found = named.get(name) or _range_of_experts(text, name, every)
+    return ~found if words.startswith("~") else found
+
+
+def _range_of_experts(text: str, name: str, every: int) -> ExpertSet:
+    """The set of a name that is a range, such as ``:4``; `text` is all that was written.
+
+    Raises
+    ------
+    PipelineError
+        If it is no range, or one of none or of all of so many experts.
+    """
+    edges = [edge.strip() for edge in name.split(":")]
+    if len(edges) != 2 or not all(re.fullmatch(r"(-?\d+)?", edge) for edge in edges):
+        raise PipelineError(
+            f"{text!r} names no experts; write a range such as :{every // 2}, ~:{every // 2} for all others, the name "
+            "of an ExpertSet, or all."
+        )
+    first, stop = (int(edge) if edge else None for edge in edges)
+    found = ExpertSet.of_slice(slice(first, stop))
+    if len(found.of(0, every)) in (0, every):
+        raise PipelineError(
+            f"{text!r} leaves all or none of the {every} experts out; write a range of some, such as :{every // 2}, or "
+            "all."
+        )
+    return found
 
 
 def _fetch(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
@@ -502,6 +549,7 @@ _EDITS: dict[str, _Edit] = {
     "shift": _of_range(_shift),
     "add": _of_range(_add),
     "remove": _of_range(_remove),
+    "split": _of_range(_split),
     "option": _of_range(_option),
     "fetch": _of_range(_fetch),
     "fork": _of_range(_fork),

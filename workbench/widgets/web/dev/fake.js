@@ -19,18 +19,23 @@ const PRESETS = {
 
 const clone = (value) => structuredClone(value);
 
+const baseOf = (name) => name.split("[")[0];
+
 function card([name, device], options = {}) {
-  const [about, weights, flops, seconds] = OPS[name];
+  const base = baseOf(name);
+  const [about, weights, flops, seconds] = OPS[base];
+  const set = name === base ? "all" : name.slice(base.length + 1, -1);
   const slow = device === "cpu" && name !== "decode_attention" ? 6 : 1;
   const fetchable = weights && device === "gpu";
   return {
     kind: "card", path: [], name, device, about, rows: "all", own: name === "gate_norm",
+    split: name === "experts" ? ":4" : "", shared: false,
     weights, flops, seconds: seconds * slow, share: null,
     stored: !weights ? "" : device === "gpu" ? "streamed" : "resident",
     options: [
       ...(name === "experts" ? [{ name: "defer", value: 0, most: 5, label: "defer experts" }, { name: "skip", value: 0, most: 2, label: "skip experts" }] : []),
-      ...(fetchable ? [{ name: "fetch", value: "streamed", choices: name === "experts" ? ["resident", "streamed", "chosen"] : ["resident", "streamed"], label: "weights" }] : []),
-      ...(name === "experts" ? [{ name: "experts", value: "all", choices: ["all", ":4", "~:4"], label: "experts" }] : []),
+      ...(fetchable ? [{ name: "fetch", value: "streamed", choices: base === "experts" ? ["resident", "streamed", "chosen"] : ["resident", "streamed"], label: "weights" }] : []),
+      ...(base === "experts" ? [{ name: "experts", value: set, choices: ["all", ":4", "~:4"], label: "which", free: true }] : []),
     ],
     ...options,
   };
@@ -41,7 +46,7 @@ function chainOf(steps) {
 }
 
 const first = (chain) => chain.reduce((found, each) => found ?? (each.kind === "card" ? each.device : each.kind === "fork" ? first(each.arms[0]) : null), null);
-const carried = (to, next) => (next?.name === "decode_attention" ? "q@decode k v" : next?.name === "experts" ? "h gates" : to === "gpu" ? (next?.name === "out_proj" ? "attn@decode" : "routed") : "x");
+const carried = (to, next) => (next?.name === "decode_attention" ? "q@decode k v" : next?.name.startsWith("experts") ? "h gates" : to === "gpu" ? (next?.name === "out_proj" ? "attn@decode" : "routed") : "x");
 
 // Put transfers where the device changes.
 function derived(chain, device, closing) {
@@ -99,7 +104,11 @@ function settled(range) {
     if (fetch) each.stored = fetch.value;
     busy[each.device] += each.seconds;
   }
-  for (const each of cards(range.chain)) each.share = each.seconds / busy[each.device];
+  const shares = cards(range.chain).some((each) => each.name === "shared_experts");
+  for (const each of cards(range.chain)) {
+    each.share = each.seconds / busy[each.device];
+    each.shared = range.shared === true && !shares && each.name === "experts";
+  }
 }
 
 function range(firstLayer, stop, steps) {
@@ -135,7 +144,7 @@ const BUILT_IN = Object.keys(OPS).filter((name) => name !== "gate_norm" && name 
 // The operations that a range lacks; the number of a mend names range, operation and device.
 function lacksOf(ranges) {
   return ranges.map((each, at) => {
-    const there = cards(each.chain).map((one) => one.name);
+    const there = cards(each.chain).map((one) => baseOf(one.name));
     const lacks = BUILT_IN.filter((name) => !there.includes(name));
     const mend = (op, device) => ({ id: 100 * (at + 1) + 2 * BUILT_IN.indexOf(op) + (device === "cpu"), label: `Add ${op} on the ${device.toUpperCase()}` });
     return lacks.map((op) => ({ op, mends: [mend(op, "gpu"), mend(op, "cpu")] }));
@@ -143,10 +152,11 @@ function lacksOf(ranges) {
 }
 
 function wiringOf(ranges, undo, redo) {
-  const names = new Set(ranges.flatMap((each) => cards(each.chain).map((one) => one.name)));
+  const names = new Set(ranges.flatMap((each) => cards(each.chain).map((one) => baseOf(one.name))));
   const wrong = fault(ranges);
   return {
-    ranges: clone(ranges), layers: 32, fault: wrong, undo, redo, stale: wrong !== null,
+    ranges: clone(ranges), layers: 32, fault: wrong, undo, redo, stale: wrong !== null, refused: "",
+    times: wrong ? "" : "Times and bytes are of one layer in a typical iteration, with 45.2 prompt tokens and 2,870 decodes.",
     palette: Object.entries(OPS).map(([name, [about]]) => ({ name, label: name, about, own: name === "gate_norm", placed: names.has(name) })),
     presets: Object.entries(PRESETS).map(([name, [label]]) => ({ name, label })),
     lacks: wrong ? [] : lacksOf(ranges),
@@ -258,6 +268,7 @@ const SCENES = {
   vslpipe: () => [range(0, 32, PRESETS.vslpipe[1])],
   empty: () => [range(0, 32, [])],
   fork: () => [range(0, 32, PRESETS.ktransformers[1])],
+  shared: () => [{ ...range(0, 32, PRESETS.flexgen[1]), shared: true }],
   same: () => [range(0, 32, [["qkv", "gpu"], [[["prefill_attention", "gpu"], ["out_proj", "gpu"]], [["decode_attention", "gpu"]]], ["route", "gpu"], [[["shared_experts", "cpu"]], [["experts", "cpu"]]], ["combine", "gpu"]])],
   ranges: () => [range(0, 3, PRESETS.flexgen[1]), range(3, 26, PRESETS.ktransformers[1]), range(26, 32, PRESETS.vslpipe[1])],
   long: () => [range(0, 32, [["qkv", "gpu"], ["gate_norm", "gpu"], ["prefill_attention", "gpu"], ["decode_attention", "cpu"], ["out_proj", "gpu"], ["route", "gpu"], ["shared_experts", "gpu"], ["experts", "cpu"], ["combine", "gpu"]])],
@@ -316,7 +327,7 @@ export class FakeModel {
 
   answer(message) {
     const act = this[`do_${message.do}`];
-    if (["place", "shift", "add", "remove", "option", "fetch", "fork", "join", "cut", "merge", "open", "clear", "mend"].includes(message.do)) {
+    if (["place", "shift", "add", "remove", "split", "option", "fetch", "fork", "join", "cut", "merge", "open", "clear", "mend"].includes(message.do)) {
       this.past.push(clone(this.ranges));
       this.future = [];
     }
@@ -335,7 +346,22 @@ export class FakeModel {
       if (m.to) shifted(chain, m);
     });
   }
-  do_option(m) { this.edit(m, (chain) => (siblings(chain, m.path)[last(m.path)].options.find((each) => each.name === m.name).value = m.value)); }
+  do_option(m) {
+    if (m.name === "experts" && !/^(all|~?-?\d*:-?\d*)$/.test(m.value)) {
+      const refused = `'${m.value}' names no experts; write a range such as :4, ~:4 for all others, the name of an ExpertSet, or all.`;
+      this.put({ wiring: { ...this.state.wiring, refused } });
+      return;
+    }
+    this.edit(m, (chain) => {
+      const here = siblings(chain, m.path)[last(m.path)];
+      if (m.name === "experts") here.name = m.value === "all" ? "experts" : `experts[${m.value}]`;
+      here.options.find((each) => each.name === m.name).value = m.value;
+    });
+  }
+  do_split(m) {
+    const arms = [card(["experts[:4]", "gpu"]), card(["experts[~:4]", "cpu"])].map((each) => [each]);
+    this.edit(m, (chain) => siblings(chain, m.path).splice(last(m.path), 1, { kind: "fork", path: [], arms }));
+  }
   do_remove(m) { this.edit(m, (chain) => siblings(chain, m.path).splice(last(m.path), 1)); }
   do_add(m) { this.edit(m, (chain) => siblings(chain, m.to).splice(last(m.to), 0, card([m.op, m.device]))); }
   do_fetch(m) { this.edit(m, (_, here) => (here.fetches.find((each) => each.name === m.name).on = m.on)); }

@@ -11,7 +11,7 @@ export interface Option {
   value: number | string;
   most?: number;
   choices?: string[];
-  free?: boolean; // anything may be typed beside the choices
+  free?: boolean; // anything may be typed, and the choices are offered
 }
 
 export interface CardElement {
@@ -22,6 +22,8 @@ export interface CardElement {
   about: string;
   rows: "all" | "prefill" | "decode";
   own: boolean;
+  split: string; // the experts that a split leaves on the GPU; empty where a card cannot be split
+  shared: boolean; // it has the shared experts as well, which have no card of their own
   weights: number | null;
   flops: number | null;
   seconds: number | null;
@@ -100,6 +102,8 @@ export interface Wiring {
   palette: PaletteEntry[];
   presets: { name: string; label: string; same?: boolean }[]; // same: the wiring is this system's
   stale: boolean;
+  refused: string; // why the last value of an option was not taken
+  times: string; // what times and bytes are of
   lacks: Lack[][]; // of each range of a whole wiring
   together: Record<string, string[]>; // words of code that stand for several operations in a row
 }
@@ -273,7 +277,7 @@ export type Message =
   | { do: "place"; range: number; path: Path; device: Device; to?: Path }
   | { do: "shift"; range: number; path: Path; to: Path }
   | { do: "add"; range: number; op: string; device: Device; to: Path }
-  | { do: "remove"; range: number; path: Path }
+  | { do: "remove" | "split"; range: number; path: Path }
   | { do: "option"; range: number; path: Path; name: string; value: number | string }
   | { do: "fetch"; range: number; name: string; on: boolean }
   | { do: "fork"; range: number; path: Path; with: Path }

@@ -4,7 +4,7 @@ import { renumber } from "../src/wiring/chain.ts";
 
 export function card(name, device, more = {}) {
   const unknown = { weights: null, flops: null, seconds: null, share: null };
-  return { kind: "card", path: [], name, device, about: "", rows: "all", own: false, ...unknown, stored: "", options: [], ...more };
+  return { kind: "card", path: [], name, device, about: "", rows: "all", own: false, split: "", shared: false, ...unknown, stored: "", options: [], ...more };
 }
 
 export function move(target, carries = "x") {
@@ -22,7 +22,7 @@ export function range(...chain) {
 
 export function wiring(...ranges) {
   const palette = [{ name: "experts", label: "experts", about: "", own: false, placed: false }];
-  return { ranges, layers: 32, fault: null, undo: 0, redo: 0, palette, presets: [], stale: false, lacks: [], together: {} };
+  return { ranges, layers: 32, fault: null, undo: 0, redo: 0, palette, presets: [], stale: false, refused: "", times: "", lacks: [], together: {} };
 }
 
 export const offloaded = () =>

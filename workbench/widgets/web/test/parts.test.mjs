@@ -28,6 +28,7 @@ test("cards and transfers read as a sentence", () => {
   const said = cardWords(card("decode_attention", "cpu", { seconds: 1.2e-3, share: 0.34 }));
   assert.equal(plain(said), "decode_attention on the CPU, 1.2 ms, 34 % of the CPU's time");
   assert.equal(plain(moveWords(move("gpu", "attn"))), "attn to the GPU, 1 MB, 1 ms");
+  assert.match(cardWords(card("experts", "gpu", { shared: true })), /with the shared experts, which have no card/);
 });
 
 test("scales: ends, order, and ticks within", () => {

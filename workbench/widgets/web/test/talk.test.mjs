@@ -137,6 +137,15 @@ test("expected changes of order, arms and cards", () => {
   assert.deepEqual(names(expected(both, { do: "shift", range: 0, path: [0], to: [1, 0, 1] })), [[["shared", "route"], ["to cpu", "experts", "to gpu"]], "combine"]);
 });
 
+test("a split shows two sets at once, one on each device", () => {
+  const before = wiring(range(card("route", "gpu"), card("experts", "cpu", { split: ":4" }), card("combine", "gpu")));
+  const after = expected(before, { do: "split", range: 0, path: [1] });
+  assert.deepEqual(names(after), ["route", [["experts[:4]"], ["experts[~:4]"]], "combine"]);
+  assert.deepEqual(devices(after), ["route gpu", "experts[:4] gpu", "experts[~:4] cpu", "combine gpu"]);
+  assert.equal(act.split(0, "route")(before), null); // it cannot be split
+  assert.deepEqual(act.split(0, "experts")(before), { do: "split", range: 0, path: [1] });
+});
+
 test("expected wirings are numbered anew and leave Python's untouched", () => {
   const before = wiring(range(card("a", "gpu"), move("cpu"), card("b", "cpu")));
   const copy = structuredClone(before);

@@ -12,17 +12,17 @@ export type CardNode = Node<
 
 const PLAIN = new Set<unknown>([0, "all", "resident", ""]);
 
-// "defer 3": options that are not as they are by themselves.
+// "defer 3": options that are not as they are by themselves, and that the name does not tell.
 function chosen(options: Option[]): string[] {
   return options
-    .filter((option) => !PLAIN.has(option.value) && option.name !== "fetch" && option.name !== "rows")
-    .map((option) => (option.name === "experts" ? String(option.value) : `${option.name} ${option.value}`));
+    .filter((option) => !PLAIN.has(option.value) && !["fetch", "rows", "experts"].includes(option.name))
+    .map((option) => `${option.name} ${option.value}`);
 }
 
 export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNode>): ReactNode {
   const { element, active, faulty, stale } = data;
   const rows = element.rows === "all" || element.name.includes(element.rows) ? [] : [element.rows];
-  const marks = [...rows, ...chosen(element.options)];
+  const marks = [...rows, ...chosen(element.options), ...(element.shared ? ["+ shared"] : [])];
   const classes = ["wb-card", `wb-card-${element.device}`];
   if (faulty) classes.push("wb-card-faulty");
   if (dragging) classes.push("wb-card-dragged");

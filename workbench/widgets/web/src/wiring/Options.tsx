@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState, type ReactNode } from "react";
+import { useEffect, useId, useRef, useState, type ReactNode } from "react";
 
 import type { CardElement, Device, Option } from "../contract";
 import { useLeave } from "../hooks";
@@ -8,11 +8,13 @@ import { deviceName } from "./words";
 interface Props {
   card: CardElement;
   next: Place | null; // its neighbour, with which it could lie side by side
+  refused: string; // why the last value was not taken
   at: { left: number; top: number };
   onOption: (name: string, value: number | string) => void;
   onPlace: (device: Device) => void;
   onStep: (step: 1 | -1) => void;
   onFork: () => void;
+  onSplit: () => void;
   onRemove: () => void;
   onClose: (back: boolean) => void;
 }
@@ -20,7 +22,7 @@ interface Props {
 const LABELS: Record<string, string> = { defer: "defer experts", skip: "skip experts", fetch: "weights", experts: "experts", rows: "rows" };
 
 // What can be done with one card.
-export function Options({ card, next, at, onOption, onPlace, onStep, onFork, onRemove, onClose }: Props): ReactNode {
+export function Options({ card, next, refused, at, onOption, onPlace, onStep, onFork, onSplit, onRemove, onClose }: Props): ReactNode {
   const place = useRef<HTMLDivElement>(null);
   useLeave(place, true, () => onClose(false));
   useEffect(() => place.current?.querySelector<HTMLElement>("input, select, button")?.focus(), []);
@@ -30,6 +32,7 @@ export function Options({ card, next, at, onOption, onPlace, onStep, onFork, onR
     ["Earlier", "Alt ←", () => onStep(-1)],
     ["Later", "Alt →", () => onStep(1)],
   ];
+  if (card.split) acts.splice(1, 0, ["Split over both devices", "S", onSplit]);
   if (next) acts.push([`Side by side with ${next.kind === "card" ? next.name : "the fork"}`, "F", onFork]);
   acts.push(["Remove", "Del", onRemove]);
   return (
@@ -49,7 +52,7 @@ export function Options({ card, next, at, onOption, onPlace, onStep, onFork, onR
         <b>{card.name}</b> {card.about}
       </p>
       {card.options.map((option) => (
-        <OptionField key={option.name} option={option} onOption={onOption} />
+        <OptionField key={option.name} option={option} refused={refused} onOption={onOption} />
       ))}
       <div className="wb-options-acts">
         {acts.map(([words, keys, act]) => (
@@ -69,34 +72,66 @@ export function Options({ card, next, at, onOption, onPlace, onStep, onFork, onR
   );
 }
 
-// A text that is taken when Enter is pressed or the field is left.
-function FreeText({ option, onOption }: { option: Option; onOption: Props["onOption"] }): ReactNode {
+interface FieldProps {
+  option: Option;
+  refused: string;
+  onOption: Props["onOption"];
+}
+
+// A text that is taken when Enter is pressed or the field is left, with some that are offered.
+function FreeText({ option, refused, onOption }: FieldProps): ReactNode {
+  const id = useId();
   const [typed, setTyped] = useState(String(option.value));
+  const [asked, setAsked] = useState(false); // nothing was typed since the last text was sent
   useEffect(() => setTyped(String(option.value)), [option.value]);
-  const take = (): void => {
-    if (typed.trim() && typed !== String(option.value)) onOption(option.name, typed.trim());
+  const take = (text: string): void => {
+    if (text === String(option.value)) return;
+    setAsked(true);
+    onOption(option.name, text);
   };
+  const wrong = asked ? refused : "";
   return (
-    <input
-      type="text"
-      spellCheck={false}
-      value={typed}
-      placeholder="all, :32 or ~:32"
-      onChange={(event) => setTyped(event.target.value)}
-      onBlur={take}
-      onKeyDown={(event) => event.key === "Enter" && take()}
-    />
+    <div>
+      <label className="wb-option">
+        <span>{labelOf(option)}</span>
+        <input
+          type="text"
+          spellCheck={false}
+          value={typed}
+          aria-invalid={wrong !== ""}
+          aria-describedby={id}
+          onChange={(event) => {
+            setTyped(event.target.value);
+            setAsked(false);
+          }}
+          onBlur={() => take(typed.trim())}
+          onKeyDown={(event) => event.key === "Enter" && take(typed.trim())}
+        />
+      </label>
+      <div className="wb-option-offers" role="group" aria-label={`Offered for ${labelOf(option)}`}>
+        {option.choices?.map((choice) => (
+          <button key={choice} type="button" aria-pressed={choice === String(option.value)} onClick={() => take(choice)}>
+            {choice}
+          </button>
+        ))}
+      </div>
+      <p id={id} className={wrong && "wb-wrong"} role="alert">
+        {wrong}
+      </p>
+    </div>
   );
 }
 
-function OptionField({ option, onOption }: { option: Option; onOption: Props["onOption"] }): ReactNode {
-  const label = option.label ?? LABELS[option.name] ?? option.name;
+function labelOf(option: Option): string {
+  return option.label ?? LABELS[option.name] ?? option.name;
+}
+
+function OptionField({ option, refused, onOption }: FieldProps): ReactNode {
+  if (option.free) return <FreeText option={option} refused={refused} onOption={onOption} />;
   return (
     <label className="wb-option">
-      <span>{label}</span>
-      {option.free ? (
-        <FreeText option={option} onOption={onOption} />
-      ) : option.choices ? (
+      <span>{labelOf(option)}</span>
+      {option.choices ? (
         <select value={option.value} onChange={(event) => onOption(option.name, event.target.value)}>
           {option.choices.map((choice) => (
             <option key={choice} value={choice}>

@@ -71,6 +71,9 @@ export function Wiring(): ReactNode {
     return () => cancelAnimationFrame(frame);
   }, [added, keys, waiting]);
   useEffect(() => setSaved(null), [here]);
+  useEffect(() => {
+    if (open && !keys.includes(open.key)) setOpen(null);
+  }, [open, keys]);
   useRefocus(place, canvas, active, `${keys.join()} ${here}`);
   useEffect(() => {
     if (wiring.fault && !waiting) announce(wiring.fault.text);
@@ -110,6 +113,17 @@ export function Wiring(): ReactNode {
     const partner = next && keysOf(range.chain).get(next);
     if (!partner) return announce(`Nothing follows ${name(key)} here.`);
     edit(act.fork(shown, key, partner), `${name(key)} and ${name(partner)} are side by side.`);
+  };
+  const option = (key: string, option: string, value: number | string): void => {
+    if (option === "experts") setAdded(value === "all" ? "experts" : `experts[${value}]`); // its name changes
+    edit(act.option(shown, key, option, value));
+  };
+  const split = (key: string): void => {
+    const element = find(range, key)?.element;
+    if (element?.kind !== "card") return;
+    if (!element.split) return announce(`${element.name} cannot be split over both devices.`);
+    setAdded(`${element.name}[${element.split}]`);
+    edit(act.split(shown, key), `${element.name} split: ${element.split} on the GPU, all others on the CPU.`);
   };
   const join = (key: string): void => {
     edit(act.join(shown, key), "The arms follow one another.");
@@ -180,6 +194,7 @@ export function Wiring(): ReactNode {
     else if (event.key === "a") palette.current?.focus();
     else if (event.key === "f") forkNext(card);
     else if (event.key === "j") joinAround(card);
+    else if (event.key === "s") split(card);
     else return false;
     return true;
   };
@@ -251,11 +266,13 @@ export function Wiring(): ReactNode {
           <Options
             card={opened.element}
             next={neighbour(opened, 1)}
+            refused={waiting ? "" : wiring.refused}
             at={open.at}
-            onOption={(option, value) => edit(act.option(shown, open.key, option, value))}
+            onOption={(name, value) => option(open.key, name, value)}
             onPlace={(device) => toDevice(open.key, device)}
             onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
             onFork={() => forkNext(open.key)}
+            onSplit={() => split(open.key)}
             onRemove={() => remove(open.key)}
             onClose={(back) => {
               setOpen(null);
@@ -264,7 +281,7 @@ export function Wiring(): ReactNode {
           />
         )}
       </div>
-      {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
+      <p className="wb-note wb-times">{wiring.stale ? "Bytes and times are those of the last pipeline that could run." : wiring.times}</p>
       <div inert={Boolean(held)} className={held ? "wb-held" : ""}>
         <Palette
           ref={palette}
@@ -277,7 +294,7 @@ export function Wiring(): ReactNode {
       </div>
       <p className="wb-keys">
         Keys: <kbd>← →</kbd> choose a card, <kbd>↑ ↓</kbd> GPU or CPU, <kbd>Alt ← →</kbd> order, <kbd>Enter</kbd> options,{" "}
-        <kbd>F</kbd> side by side, <kbd>J</kbd> in a row, <kbd>A</kbd> add, <kbd>Del</kbd> remove, <kbd>Ctrl Z</kbd> undo
+        <kbd>F</kbd> side by side, <kbd>J</kbd> in a row, <kbd>S</kbd> over both devices, <kbd>A</kbd> add, <kbd>Del</kbd> remove, <kbd>Ctrl Z</kbd> undo
       </p>
     </Panel>
   );

@@ -39,6 +39,10 @@ export function remove(range: number, key: string): Change {
   return about(range, key, ({ element }) => ({ do: "remove", range, path: element.path }));
 }
 
+export function split(range: number, key: string): Change {
+  return about(range, key, ({ element }) => (element.kind === "card" && element.split ? { do: "split", range, path: element.path } : null));
+}
+
 export function option(range: number, key: string, name: string, value: number | string): Change {
   return about(range, key, ({ element }) => ({ do: "option", range, path: element.path, name, value }));
 }

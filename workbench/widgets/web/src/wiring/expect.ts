@@ -1,6 +1,6 @@
 // The wiring as it will look once Python has answered: the change itself at once, transfers and times when they come.
 
-import type { Device, Element, ForkElement, LayerRange, Message, Path, Wiring } from "../contract";
+import type { CardElement, Device, Element, ForkElement, LayerRange, Message, Path, Wiring } from "../contract";
 import { chainAt, elementAt, renumber } from "./chain";
 
 export function expected(wiring: Wiring, message: Message): Wiring {
@@ -36,6 +36,11 @@ function change(range: LayerRange, message: Message, wiring: Wiring): void {
     case "remove":
       chainAt(range.chain, message.path).splice(last(message.path), 1);
       break;
+    case "split": {
+      const card = elementAt(range.chain, message.path);
+      if (card?.kind === "card") chainAt(range.chain, message.path).splice(last(message.path), 1, halves(card));
+      break;
+    }
     case "option": {
       const card = elementAt(range.chain, message.path);
       const option = card?.kind === "card" && card.options.find((each) => each.name === message.name);
@@ -69,7 +74,13 @@ function added(wiring: Wiring, name: string, device: Device): Element {
   const entry = wiring.palette.find((each) => each.name === name);
   const unknown = { weights: null, flops: null, seconds: null, share: null };
   const [about, own] = [entry?.about ?? "", entry?.own ?? false];
-  return { kind: "card", path: [], name, device, about, rows: "all", own, ...unknown, stored: "", options: [] };
+  return { kind: "card", path: [], name, device, about, rows: "all", own, split: "", shared: false, ...unknown, stored: "", options: [] };
+}
+
+// Two sets of a card's experts side by side, one on each device.
+function halves(card: CardElement): ForkElement {
+  const arm = (device: Device, set: string): Element[] => [{ ...card, device, name: `${card.name}[${set}]`, split: "" }];
+  return { kind: "fork", path: [], arms: [arm("gpu", card.split), arm("cpu", `~${card.split}`)] };
 }
 
 function shift(chain: Element[], path: Path, to: Path): void {

@@ -124,7 +124,8 @@ function cardPicture({ element, box }: Layout["cards"][number], colours: Colours
   const share = Math.min(1, element.share ?? 0);
   const known = element.weights ? `${bytes(element.weights)} ${storedWord(element).split(" ")[0]}` : "no weights";
   const stored = element.weights === null ? "" : known;
-  const name = element.rows === "all" || element.name.includes(element.rows) ? element.name : `${element.name} (${element.rows})`;
+  const rows = element.rows === "all" || element.name.includes(element.rows) ? "" : ` (${element.rows})`;
+  const name = `${element.name}${rows}${element.shared ? " + shared" : ""}`;
   return [
     rect(box, colours.raised, colours.line, 7),
     `<path d="M${x + 3} ${y + 1}v${CARD.height - 2}" stroke="${device}" stroke-width="3"/>`,

@@ -23,6 +23,7 @@ export function storedWord(card: CardElement): string {
 export function cardWords(card: CardElement): string {
   const on = NAMES[card.device];
   const said = [`${card.name} on the ${on}`];
+  if (card.shared) said.push("with the shared experts, which have no card of their own");
   if (card.rows !== "all" && !card.name.includes(card.rows)) said.push(`${card.rows} rows`);
   if (card.seconds !== null) said.push(seconds(card.seconds));
   if (card.share !== null) said.push(`${percent(card.share)} of the ${on}'s time`);
