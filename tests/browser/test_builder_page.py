@@ -584,6 +584,13 @@ def test_gauges_of_an_older_run_are_titled_so_and_the_page_does_not_move(opened)
     assert below() == before
 
 
+def test_a_pinned_variant_tells_the_load_beside_its_measured_value(opened):
+    builder = opened("vslpipe")
+    row = builder.page.get_by_role("row", name="output tokens/s, measured")
+    told = "measured while other programs took 12 % of the cores"
+    assert row.locator("td").all_inner_texts() == [f"203\n{told}", "–"]
+
+
 def test_values_of_curves_stand_at_the_present_setting_and_at_the_pointer(opened):
     builder = opened("vslpipe")
     values = builder.page.locator(".wb-curves .wb-value")

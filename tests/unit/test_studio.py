@@ -18,6 +18,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.quiet import OTHERS
 from workbench.core.result import Source
 from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
@@ -453,6 +454,17 @@ def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     assert "output tokens/s, simulated" not in none
     assert "limited by" not in none
     assert "of GPU memory and this needs" in none["does not run"]
+
+
+@pytest.mark.parametrize(
+    "others, told", [(0.12, "measured while other programs took 12 % of the cores"), (OTHERS, None)]
+)
+def test_a_variant_tells_the_load_under_which_it_was_measured(others, told):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    result = replace(wb.simulate(settings.scenario(), VSLPipe()), source=Source.MEASURED, others=others)
+    variants = Variants(Predictions(), lambda: [(settings, result)])
+    variants.pin(settings, "")
+    assert variants.plain()[0]["notes"] == ({"output tokens/s, measured": told} if told else {})
 
 
 def test_curves_go_over_another_setting(desk):

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from workbench.analysis.wording import listed
+from workbench.analysis.wording import listed, percent
+from workbench.core.quiet import Noise
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
@@ -32,11 +33,12 @@ class Variant(NamedTuple):
 
 
 class _Figure(NamedTuple):
-    """One compared figure: its text, and a number that ranks it; the largest is best, or the least."""
+    """One compared figure: its text, a number that ranks it (the largest is best, or the least), and a note on it."""
 
     text: str
     value: float
     least_is_best: bool = True
+    note: str = ""
 
 
 class Variants:
@@ -95,6 +97,7 @@ class Variants:
             "about": self._about(each.settings),
             "code": each.code,
             "rows": {name: figure.text for name, figure in mine.items()},
+            "notes": {name: figure.note for name, figure in mine.items() if figure.note},
             "best": best,
         }
 
@@ -128,12 +131,19 @@ class Variants:
         else:
             found["does not run"] = _Figure(result.why.partition(". ")[0], math.nan)
         if runs:
-            found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
-            found |= _of_requests(runs[-1], "measured")
+            run = runs[-1]
+            found["output tokens/s, measured"] = _Figure(digits(run.gen_tok_s), run.gen_tok_s, False, _load(run))
+            found |= _of_requests(run, "measured")
         if isinstance(ledger, Ledger):
             found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
             found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
         return found
+
+
+def _load(run: Result) -> str:
+    """The load of other programs under which a run was measured, in words; empty for a quiet computer."""
+    noise = Noise(run.others)
+    return "" if noise.quiet else f"measured while other programs took {percent(noise.others)} of the cores"
 
 
 def _of_requests(result: Result, source: str) -> dict[str, _Figure]:

@@ -223,6 +223,7 @@ export interface Variant {
   about: string;
   code: string;
   rows: Record<string, string>;
+  notes?: Record<string, string>; // on values of some rows
   best: string[];
 }
 
