@@ -270,6 +270,21 @@ def test_what_cannot_be_chosen_says_its_reason(opened):
     assert builder.sent() == [{"do": "set", "name": "schedule", "value": "sequential", "rest": True, "n": 2}]
 
 
+@pytest.mark.parametrize("room, up", [("below", False), ("above", True)])
+def test_a_list_opens_where_there_is_room(opened, room, up):
+    builder = opened("vslpipe")
+    button = builder.page.get_by_role("combobox", name="Schedule", exact=True)
+    button.evaluate("(button, up) => button.scrollIntoView({block: up ? 'end' : 'start'})", up)
+    before = builder.page.evaluate("scrollY")
+    button.click()
+    shown = builder.page.get_by_role("listbox", name="Schedule", exact=True)
+    builder.settled()
+    box, at = shown.bounding_box(), button.bounding_box()
+    assert (box["y"] < at["y"]) == up
+    assert 0 <= box["y"] < box["y"] + box["height"] <= builder.page.viewport_size["height"]
+    assert builder.page.evaluate("scrollY") == before
+
+
 def test_a_run_is_started_paused_and_stopped(opened):
     builder = opened("vslpipe")
     for name in ("Start", "Pause", "Resume", "Stop"):
