@@ -187,6 +187,19 @@ def test_the_keys_of_undo_count_on_a_slider_and_not_where_text_is_typed(opened):
     builder.page.locator("[data-card=route]").wait_for(state="detached")
 
 
+@pytest.mark.parametrize("focus", ["[data-card=out_proj]", ".wb-slider input"])
+def test_after_a_step_in_the_history_what_is_added_follows_no_card_that_was_chosen_before(opened, focus):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=out_proj]").focus()
+    builder.press("ArrowDown")
+    builder.page.locator(focus).first.focus()
+    builder.press("Control+z")
+    assert [message["do"] for message in builder.sent()] == ["place", "undo"]
+    builder.page.locator("[data-op=gate_norm]").focus()
+    builder.press("Enter")
+    assert list(builder.cards())[-1] == "gate_norm"
+
+
 def test_options_open_by_enter_and_give_the_focus_back(opened):
     builder = opened("vslpipe")
     builder.page.locator("[data-card=experts]").focus()
@@ -490,6 +503,20 @@ def test_lanes_tell_the_memories_of_the_machine_that_is_set_where_there_are_no_f
     )
     sizes.filter(has_text="1 TB").wait_for()
     assert sizes.all_text_contents() == ["80 GB", "1 TB"]
+
+
+def test_the_gpu_lane_of_a_machine_without_a_gpu_says_what_computes_it(opened):
+    builder = opened("vslpipe")
+    told = builder.page.locator(".wb-lane .wb-lane-computed")
+    assert told.count() == 0
+    builder.page.evaluate("fake.put({settings: {...fake.state.settings, shared: true}})")
+    told.nth(1).wait_for()
+    assert " ".join(told.all_text_contents()) == "computed by the CPU"
+    inside, lane = (builder.page.locator(f".wb-lane-gpu {each}") for each in ("text", "rect"))
+    around = lane.bounding_box()
+    for each in inside.all():
+        box = each.bounding_box()
+        assert around["y"] <= box["y"] < box["y"] + box["height"] <= around["y"] + around["height"]
 
 
 def test_the_view_is_busy_until_python_has_answered(opened):

@@ -104,6 +104,8 @@ def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
 
 def test_the_sizes_of_memories_are_told_where_there_are_no_figures(desk):
     before = desk.drawn()["settings"]["memory"]
+    assert not desk.shown["settings"]["shared"]
+    assert "computed by" not in desk.shown["lanes"]["tracks"][0]["title"]
     desk.say("set", name="machine", value=desk.control("machine")["options"][-1]["value"]).say("clear")
     machine = desk.studio.settings.limited
     shown = desk.shown["settings"]["memory"]
@@ -762,6 +764,8 @@ def test_one_button_makes_the_settings_run_here(monkeypatch):
     assert desk.shown["live"]["here"] == ""
     assert desk.shown["wiring"]["undo"] == 1
     assert desk.control("machine")["note"].startswith("Its CPU computes both lanes")
+    assert desk.shown["settings"]["shared"]
+    assert desk.drawn()["lanes"]["tracks"][0]["title"].endswith(", gpu computed by the CPU")
     desk.say("undo").say("clear").say("here")
     now = desk.studio.settings
     assert now.model == model

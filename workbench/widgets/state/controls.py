@@ -243,9 +243,10 @@ class Controls:
         return next(control for control in self if control.name == name)
 
     def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
-        """All controls for the browser, without those that have no meaning at these settings, and both memories' sizes.
+        """All controls for the browser, without those that have no meaning at these settings.
 
-        `refused` says why settings do not go together.
+        With them come both memories' sizes, and whether the lanes share the cores of a CPU. `refused` says why settings
+        do not go together.
         """
         groups = []
         for title, controls in self.groups.items():
@@ -253,7 +254,7 @@ class Controls:
             groups.append({"title": title, "controls": shown})
         machine = settings.limited
         memory = {"gpu": format_bytes(machine.gpu.memory), "cpu": format_bytes(machine.cpu.memory)}
-        return {"groups": groups, "memory": memory}
+        return {"groups": groups, "memory": memory, "shared": machine.shares_cores}
 
     @property
     def models(self) -> Iterable[ModelConfig]:

@@ -231,15 +231,15 @@ class Drawing:
         if isinstance(played, Timeline) and runs:
             measured = runs[-1].timeline
             first, last = middle(measured)
-            where = f"{name}, iterations {first} to {last - 1}"
+            where = f"{name}, iterations {first} to {last - 1}{_computed(settings)}"
             titled = [(f"simulated: {where}", played.window(first, last))]
             titled += [(f"measured: {where}", measured.window(first, last))]
         elif isinstance(played, Timeline):
-            titled = [(f"{name}, a typical iteration", played)]
+            titled = [(f"{name}, a typical iteration{_computed(settings)}", played)]
         for variant, other in self._pinned():
             lanes = self._predictions.lanes(other) if other != settings else None
             if isinstance(lanes, Timeline):
-                titled.append((f"pinned {variant}", lanes))
+                titled.append((f"pinned {variant}{_computed(other)}", lanes))
         return tracks(titled)
 
     # ------------------------------------------------------------------------------------------------------- curves
@@ -454,6 +454,11 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value
+
+
+def _computed(settings: Settings) -> str:
+    """Words behind the title of lanes for what computes the gpu lane, where that is no GPU."""
+    return ", gpu computed by the CPU" if settings.machine.shares_cores else ""
 
 
 def _sample(simulated: Result | Refused, of: int) -> str:

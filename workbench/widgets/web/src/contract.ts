@@ -140,6 +140,7 @@ export type Control = Choice | Slider | Flag;
 export interface Settings {
   groups: { title: string; controls: Control[] }[];
   memory?: Record<Device, string>; // size of the memory of each device
+  shared?: boolean; // the lanes share the cores of the CPU
 }
 
 export interface FigureRow {
