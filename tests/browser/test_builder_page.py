@@ -325,9 +325,12 @@ def test_a_sweep_is_stopped_by_its_own_button_and_says_what_it_kept(opened):
     sweep.get_by_role("button", name="Measure").click()
     sweep.get_by_role("button", name="Stop the sweep").click()
     sweep.get_by_text("The last sweep stopped in run 1 of 10; 0 points kept.").wait_for()
-    assert "as simulated" in sweep.locator(".wb-sweep-time").inner_text()
-    builder.page.evaluate("fake.put({live: {...fake.state.live, pace: {start: 2, slower: 11}}})")
-    sweep.get_by_text("at the pace of the last one: 2\u202fs to start, then 11 times as long as simulated").wait_for()
+    told = sweep.locator(".wb-sweep-time")
+    assert told.inner_text() == "about 20\u202fs for 5 runs, as simulated"
+    sweep.get_by_label("Sequential, prefetch").check()
+    assert told.inner_text() == "about 50\u202fs for 10 runs, as simulated"
+    builder.page.evaluate("fake.put({curves: {...fake.state.curves, paced: 'at the pace of the last one'}})")
+    told.filter(has_text="about 50\u202fs for 10 runs, at the pace of the last one").wait_for()
 
 
 def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):

@@ -35,7 +35,7 @@ from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import _DUE, Drawing, _Points
 from workbench.widgets.state.figures import figure
-from workbench.widgets.state.pace import Course, Pace
+from workbench.widgets.state.pace import Course, Earlier, Pace
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
@@ -629,7 +629,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings), True] = pace
-    drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
+    drawing = Drawing(predictions, lambda _: [], list, list, Earlier, lambda _: None, lambda *_: None)
     points = _Points({}, defaultdict(list), {})
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
@@ -653,7 +653,7 @@ def test_curves_are_busy_until_those_of_all_requests_are_drawn(monkeypatch):
     monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 0)
     shown = list[dict]()
     publish = lambda **parts: shown.append(parts["curves"]) if "curves" in parts else None  # noqa: E731
-    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, lambda _: None, publish)
+    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, Earlier, lambda _: None, publish)
     drawing._draw(settings, lambda: False)
     last, before = shown[-1], shown[-2]
     assert (before["busy"], last["busy"]) == (True, False)
@@ -1077,6 +1077,24 @@ def test_the_course_of_a_run_tells_its_time_without_pauses():
     assert math.isnan(Course(80, math.nan).whole)
 
 
+def test_the_wait_for_the_first_request_counts_once_and_says_nothing_of_the_pace():
+    course = Course(80, 200.0, wait=100.0)
+    course.note(None, Progress(total=20), 60.0)
+    assert course.taken == 60.0
+    course.note(UnderWay(1, 80, 2, 4, 0.25, 10.0), Progress(total=20), 113.0)
+    assert (course.before, course.taken, course.left) == (3.0, 113.0, 40.0)
+    assert course.whole == 0.75
+    course.note(None, Progress(seconds=112.0, iterations=1, prefill=80, total=20), 115.0)
+    assert (course.before, course.taken, course.left) == (3.0, 115.0, pytest.approx(3.0))
+
+
+def test_runs_are_expected_to_take_what_is_simulated_or_the_pace_of_an_earlier_one():
+    assert (Earlier().seconds(4.0), str(Earlier())) == (4.0, "as simulated")
+    earlier = Earlier(2.0, 11.2)
+    assert earlier.seconds(4.0) == pytest.approx(46.8)
+    assert str(earlier) == "at the pace of the last one: 2 s to start, then 11 times as long as simulated"
+
+
 def test_times_are_told_roughly():
     assert [roughly(each) for each in (0.2, 89.0, 90.0, 5000.0, 7000.0)] == ["1 s", "89 s", "2 min", "83 min", "2 h"]
 
@@ -1084,7 +1102,8 @@ def test_times_are_told_roughly():
 def test_curves_tell_how_long_a_run_takes_around_the_present_value(desk):
     curves = desk.drawn()["curves"]
     settings = desk.studio.settings
-    assert curves["takes"].keys() == {each["name"] for each in curves["lines"]} - {"bound"}
+    assert curves["takes"].keys() == {each.name for each in desk.studio.controls.schedules(settings)}
+    assert curves["paced"] == "as simulated"
     (line,) = (each for each in curves["lines"] if each["name"] == settings.schedule.name)
     near = [rate for x, rate in line["points"] if 1 / 16 <= x / curves["at"] <= 16]
     tokens = settings.requests * settings.output_len
@@ -1102,7 +1121,7 @@ def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
 
 
 def drawings(draw):
-    made = Drawing(Predictions(), lambda _: [], list, list, lambda _: None, lambda *_: None)
+    made = Drawing(Predictions(), lambda _: [], list, list, Earlier, lambda _: None, lambda *_: None)
     made._draw = draw
     return made
 

@@ -407,8 +407,12 @@ def test_a_sweep_is_expected_to_take_what_the_last_run_took(view, runs, monkeypa
     say(view, "stop")
     until(lambda: not view.studio.runs.busy)
     share = 96 / 4 / (96 + 48)
-    assert view.live["pace"]["slower"] == pytest.approx(10.0 / share)
-    assert 0 <= view.live["pace"]["start"] < SECONDS
+    earlier = view.studio.runs.earlier
+    assert earlier.slower == pytest.approx(10.0 / share)
+    assert 0 <= earlier.start < SECONDS
+    drawn(view)
+    assert view.curves["paced"] == str(earlier)
+    assert min(view.curves["takes"].values()) > earlier.start
     told = []
     view.observe(lambda change: told.append(change["new"]["text"]), "live")
     say(view, "sweep", x="kv_capacity", points=3, schedules=[view.schedule.name])

@@ -22,7 +22,7 @@ from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import unfit
-from workbench.widgets.state.pace import Course, Pace
+from workbench.widgets.state.pace import Course, Earlier, Pace, times
 from workbench.widgets.state.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ IDLE: Plain = {
     "again": False,
     "sweeping": False,
     "swept": "",
-    "pace": None,
 }
 _ACTIVE = ("loading", "running", "paused")
 
@@ -67,13 +66,6 @@ class Seen(NamedTuple):
     under_way: UnderWay | None
     progress: Progress
     elapsed: float
-
-
-class Earlier(NamedTuple):
-    """The pace of an earlier run: time before its first iteration [s], and that of its work over the simulated time."""
-
-    start: float
-    slower: float
 
 
 class Runs:
@@ -125,7 +117,7 @@ class Runs:
         self._again = False
         self._sweeping = False
         self._swept = ""
-        self._earlier: Earlier | None = None
+        self._earlier = Earlier()
         self._samples: list[Any] = []
         self._last = dict(IDLE)
 
@@ -133,6 +125,11 @@ class Runs:
     def busy(self) -> bool:
         """True while runs are going on."""
         return self._busy
+
+    @property
+    def earlier(self) -> Earlier:
+        """The pace of the last run."""
+        return self._earlier
 
     def allow(self, settings: Settings, why: str, here: str = "") -> None:
         """Set the present settings, the reason why they cannot run, and the words of a button that makes them run here.
@@ -219,7 +216,8 @@ class Runs:
             self._ran = settings
             try:
                 live = settings.live()
-                course = Course(int(live.workload.prompt_len.sum()), seconds_at(settings, rate))
+                wait = float(next(iter(live.workload.arrival), 0.0))
+                course = Course(int(live.workload.prompt_len.sum()), seconds_at(settings, rate), wait)
                 self._run = start(live, settings.schedule)
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
@@ -253,11 +251,8 @@ class Runs:
         self._again = True
         if math.isnan(course.whole) or _has_failed(run):
             return
-        pace = Earlier(course.before, course.whole)
-        if self._stopped.is_set():  # less is known of it
-            known = self._earlier or Earlier(0.0, 1.0)
-            pace = Earlier(max(pace.start, known.start), max(pace.slower, known.slower))
-        self._earlier = pace
+        least = self._earlier if self._stopped.is_set() else Earlier(0.0, 0.0)
+        self._earlier = Earlier(max(course.before, least.start), max(course.whole, least.slower))
 
     def _pace(self, planned: Sequence[Planned]) -> Pace:
         """The pace of runs by their simulations, which is told before the first of several begins."""
@@ -271,8 +266,7 @@ class Runs:
 
     def _expected_seconds(self, settings: Settings) -> float:
         rate = math.nan if self._stopped.is_set() else self._simulated(settings, True)
-        start, slower = self._earlier or Earlier(0.0, 1.0)
-        return start + slower * seconds_at(settings, rate)
+        return self._earlier.seconds(seconds_at(settings, rate))
 
     def _watch(self, run: LiveRun, of: Callable[..., str], simulated: str, course: Course) -> None:
         monitor = Monitor()
@@ -315,11 +309,9 @@ class Runs:
         now = {"can": can, "why": self._why, "here": self._here, "held": held, "stale": stale, "again": self._again}
         sweeping = self._sweeping and self.busy
         swept = self._swept if self._sweeping and not self.busy else ""
-        pace = None if self._earlier is None else self._earlier._asdict()
-        sweep = {"sweeping": sweeping, "swept": swept, "pace": pace}
         stopping = self.busy and self._stopped.is_set() and told["state"] in _ACTIVE
         state = "stopping" if stopping else told["state"]
-        self._show({**told, **now, **sweep, "state": state, "channels": channels})
+        self._show({**told, **now, "sweeping": sweeping, "swept": swept, "state": state, "channels": channels})
 
     def _stale(self) -> str:
         """Words for what has changed since the last run; empty if nothing has."""
@@ -413,10 +405,9 @@ def _slow(course: Course, noise: NoiseMeter) -> str:
     """Words for a run that has taken longer than its simulation, and for other programs; empty for another."""
     if not course.slower >= _SLOW:
         return ""
-    times = f"{course.slower:.1f}" if course.slower < 10 else f"{course.slower:,.0f}"
     others = noise.hear().others
     taking = f"; other programs take {others:.0%} of the cores" if others >= _NOTABLE else ""
-    return f"; so far {times} times as long as the whole run is simulated to take{taking}"
+    return f"; so far {times(course.slower)} times as long as the whole run is simulated to take{taking}"
 
 
 def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[Planned]:

@@ -113,6 +113,7 @@ class Studio:
             self.controls.schedules,
             lambda: self.measured,
             self.variants.named,
+            lambda: self.runs.earlier,
             self._check,
             self._publish_drawn,
         )

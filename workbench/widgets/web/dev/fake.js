@@ -232,7 +232,7 @@ const CURVES = {
     { name: "Sequential, prefetch", kind: "sample", points: kv.map((x) => [x, Math.min(430, 12 * (x / 1e9) ** 0.82)]) },
     { name: "measured", kind: "measured", points: [[8e9, 70], [24e9, 170], [48e9, 290], [70e9, 330]] },
   ],
-  takes: { vslpipe: 4, sequential: 6 }, chosen: "VSLPipe", axis: "kv_capacity", axes: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "Running sequences" }],
+  takes: { vslpipe: 4, sequential: 6 }, paced: "as simulated", chosen: "VSLPipe", axis: "kv_capacity", axes: [{ value: "kv_capacity", label: "KV capacity" }, { value: "max_running", label: "Running sequences" }],
 };
 
 function lanesOf() {

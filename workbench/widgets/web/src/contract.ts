@@ -205,7 +205,8 @@ export interface Curves {
   unlimited?: number | null; // the place of no limit
   lines: Line[];
   busy: boolean;
-  takes?: Record<string, number>; // mean simulated seconds of a run of a sweep, by schedule
+  takes?: Record<string, number>; // mean seconds that a run of a sweep is expected to take, by schedule
+  paced?: string; // words for what that rests on
   chosen?: string; // the name of the chosen schedule's line
   axis?: string; // what the curves are drawn over
   axes?: Field[];
@@ -234,11 +235,6 @@ export interface Channel {
   unit: string; // of its values, where they have one
 }
 
-export interface Pace {
-  start: number; // seconds before the first iteration
-  slower: number; // how many times as long as simulated the rest took
-}
-
 export interface Live {
   state: "none" | "loading" | "running" | "paused" | "stopping" | "finished" | "stopped" | "failed";
   can: boolean;
@@ -251,7 +247,6 @@ export interface Live {
   again?: boolean; // a run of this wiring has ended
   sweeping?: boolean; // the runs are those of a sweep
   swept?: string; // how the last sweep ended
-  pace?: Pace | null; // of the last run
   held?: string; // why settings and wiring stay as they are
   channels: Channel[];
 }
