@@ -319,6 +319,26 @@ def test_a_run_that_is_stopped_says_so_at_once_and_starts_again(opened):
     builder.page.get_by_role("button", name="Start again").wait_for()
 
 
+def test_a_calibration_is_offered_watched_and_stopped(opened):
+    builder = opened("vslpipe")
+    live = builder.page.locator(".wb-live")
+    button = live.get_by_role("button", name="Calibrate (1 to 2 min)")
+    assert button.count() == 0
+    builder.page.evaluate("fake.put({live: {...fake.state.live, calibrate: 'Calibrate (1 to 2 min)'}})")
+    button.click()
+    live.get_by_text("timing operations of mixtral-8x7b, about 40 s left").wait_for()
+    assert live.locator(".wb-live-status b").inner_text() == "Calibrating"
+    assert live.get_by_role("progressbar", name="Calibration").get_attribute("aria-valuenow") == "25"
+    assert live.locator(".wb-gauge-value").count() == 0
+    assert builder.page.get_by_text("held until the calibration ends").is_visible()
+    assert live.get_by_role("button", name="Start", exact=True).is_disabled()
+    builder.page.get_by_role("button", name="Stop the calibration").wait_for()
+    live.get_by_role("button", name="Stop", exact=True).click()
+    live.get_by_text("The calibration was stopped.").wait_for()
+    assert button.is_visible()
+    assert [message["do"] for message in builder.sent()] == ["calibrate", "stop"]
+
+
 def test_a_sweep_is_stopped_by_its_own_button_and_says_what_it_kept(opened):
     builder = opened("vslpipe")
     sweep = builder.page.locator(".wb-sweep")

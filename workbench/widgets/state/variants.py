@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from workbench.analysis.wording import listed, percent
-from workbench.core.quiet import Noise
+from workbench.analysis.wording import listed
 from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
@@ -15,7 +14,7 @@ from workbench.schedules import Schedule
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
-from workbench.widgets.state.figures import Plain, limited
+from workbench.widgets.state.figures import Plain, limited, under_load
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
@@ -132,18 +131,14 @@ class Variants:
             found["does not run"] = _Figure(result.why.partition(". ")[0], math.nan)
         if runs:
             run = runs[-1]
-            found["output tokens/s, measured"] = _Figure(digits(run.gen_tok_s), run.gen_tok_s, False, _load(run))
+            load = under_load(run.others)
+            note = f"measured {load}" if load else ""
+            found["output tokens/s, measured"] = _Figure(digits(run.gen_tok_s), run.gen_tok_s, False, note)
             found |= _of_requests(run, "measured")
         if isinstance(ledger, Ledger):
             found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
             found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
         return found
-
-
-def _load(run: Result) -> str:
-    """The load of other programs under which a run was measured, in words; empty for a quiet computer."""
-    noise = Noise(run.others)
-    return "" if noise.quiet else f"measured while other programs took {percent(noise.others)} of the cores"
 
 
 def _of_requests(result: Result, source: str) -> dict[str, _Figure]:

@@ -414,13 +414,16 @@ export class FakeModel {
       this.put({ live: { ...this.state.live, state: done < 1024 ? "running" : "finished", text: `${done.toLocaleString("en-US")} of 1,024 output tokens in ${(step / 8).toFixed(1)} s`, share: done / 1024, ended: done < 1024 ? null : Date.now() / 1000, again: done >= 1024 } });
     }, 125);
   }
+  do_calibrate() { this.put({ live: { ...this.state.live, state: "loading", calibrating: true, can: false, calibrate: "", text: "timing operations of mixtral-8x7b, about 40 s left", share: 0.25, held: HELD } }); }
   do_pause() { this.put({ live: { ...this.state.live, state: "paused" } }); }
   do_resume() { this.put({ live: { ...this.state.live, state: "running" } }); }
   do_stop() {
     clearInterval(this.clock);
     this.put({ live: { ...this.state.live, state: "stopping" } });
     const swept = this.state.live.sweeping ? "stopped in run 1 of 10; 0 points kept" : "";
-    const over = { state: "stopped", held: "", ended: Date.now() / 1000, again: true, sweeping: false, swept };
+    const { calibrating } = this.state.live;
+    const none = { ...NONE, calibrate: "Calibrate (1 to 2 min)", noted: "The calibration was stopped." };
+    const over = calibrating ? { ...none, calibrating: false, held: "" } : { state: "stopped", held: "", ended: Date.now() / 1000, again: true, sweeping: false, swept };
     setTimeout(() => this.put({ live: { ...this.state.live, ...over } }), this.delay);
   }
 }

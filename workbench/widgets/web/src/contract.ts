@@ -248,6 +248,9 @@ export interface Live {
   sweeping?: boolean; // the runs are those of a sweep
   swept?: string; // how the last sweep ended
   held?: string; // why settings and wiring stay as they are
+  calibrate?: string; // words of a button that calibrates this computer for the model
+  calibrating?: boolean; // what goes on is a calibration
+  noted?: string; // how the last calibration went
   channels: Channel[];
 }
 
@@ -278,7 +281,7 @@ export type Message =
   | { do: "cut"; range: number; layer: number }
   | { do: "merge"; range: number }
   | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
-  | { do: "undo" | "redo" | "clear" | "pin" | "here" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
+  | { do: "undo" | "redo" | "clear" | "pin" | "here" | "calibrate" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }

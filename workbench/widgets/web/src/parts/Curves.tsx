@@ -220,7 +220,7 @@ function spoken({ x, y, at, lines }: CurvesTrait): string {
 function Sweep(): ReactNode {
   const { talk } = useBench();
   const { axis, x, takes = {}, paced = "" } = useTrait("curves");
-  const { state, can, text, sweeping, swept } = useTrait("live");
+  const { state, can, text, sweeping, swept, calibrating } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
@@ -246,7 +246,7 @@ function Sweep(): ReactNode {
       </button>
       {running && (
         <button type="button" className="wb-button" disabled={state === "stopping"} onClick={() => talk.send({ do: "stop" })}>
-          {sweeping ? "Stop the sweep" : "Stop the run"}
+          Stop the {sweeping ? "sweep" : calibrating ? "calibration" : "run"}
         </button>
       )}
       {swept && <p className="wb-note wb-swept">The last sweep {swept}.</p>}
