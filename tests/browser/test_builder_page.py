@@ -187,6 +187,19 @@ def test_the_keys_of_undo_count_on_a_slider_and_not_where_text_is_typed(opened):
     builder.page.locator("[data-card=route]").wait_for(state="detached")
 
 
+@pytest.mark.parametrize("focus", ["[data-card=out_proj]", ".wb-slider input"])
+def test_after_a_step_in_the_history_what_is_added_follows_no_card_that_was_chosen_before(opened, focus):
+    builder = opened("vslpipe")
+    builder.page.locator("[data-card=out_proj]").focus()
+    builder.press("ArrowDown")
+    builder.page.locator(focus).first.focus()
+    builder.press("Control+z")
+    assert [message["do"] for message in builder.sent()] == ["place", "undo"]
+    builder.page.locator("[data-op=gate_norm]").focus()
+    builder.press("Enter")
+    assert list(builder.cards())[-1] == "gate_norm"
+
+
 def test_options_open_by_enter_and_give_the_focus_back(opened):
     builder = opened("vslpipe")
     builder.page.locator("[data-card=experts]").focus()
@@ -355,6 +368,21 @@ def test_what_cannot_be_chosen_says_its_reason(opened):
     assert builder.sent() == [{"do": "set", "name": "schedule", "value": "sequential", "rest": True, "n": 2}]
 
 
+@pytest.mark.parametrize("room, up", [("below", False), ("above", True)])
+def test_a_list_opens_where_there_is_room(opened, room, up):
+    builder = opened("vslpipe")
+    button = builder.page.get_by_role("combobox", name="Schedule", exact=True)
+    button.evaluate("(button, up) => button.scrollIntoView({block: up ? 'end' : 'start'})", up)
+    before = builder.page.evaluate("scrollY")
+    button.click()
+    shown = builder.page.get_by_role("listbox", name="Schedule", exact=True)
+    builder.settled()
+    box, at = shown.bounding_box(), button.bounding_box()
+    assert (box["y"] < at["y"]) == up
+    assert 0 <= box["y"] < box["y"] + box["height"] <= builder.page.viewport_size["height"]
+    assert builder.page.evaluate("scrollY") == before
+
+
 def test_a_run_is_started_paused_and_stopped(opened):
     builder = opened("vslpipe")
     for name in ("Start", "Pause", "Resume", "Stop"):
@@ -376,15 +404,38 @@ def test_a_run_that_is_stopped_says_so_at_once_and_starts_again(opened):
     builder.page.get_by_role("button", name="Start again").wait_for()
 
 
+def test_a_calibration_is_offered_watched_and_stopped(opened):
+    builder = opened("vslpipe")
+    live = builder.page.locator(".wb-live")
+    button = live.get_by_role("button", name="Calibrate (1 to 2 min)")
+    assert button.count() == 0
+    builder.page.evaluate("fake.put({live: {...fake.state.live, calibrate: 'Calibrate (1 to 2 min)'}})")
+    button.click()
+    live.get_by_text("timing operations of mixtral-8x7b, about 40 s left").wait_for()
+    assert live.locator(".wb-live-status b").inner_text() == "Calibrating"
+    assert live.get_by_role("progressbar", name="Calibration").get_attribute("aria-valuenow") == "25"
+    assert live.locator(".wb-gauge-value").count() == 0
+    assert builder.page.get_by_text("held until the calibration ends").is_visible()
+    assert live.get_by_role("button", name="Start", exact=True).is_disabled()
+    builder.page.get_by_role("button", name="Stop the calibration").wait_for()
+    live.get_by_role("button", name="Stop", exact=True).click()
+    live.get_by_text("The calibration was stopped.").wait_for()
+    assert button.is_visible()
+    assert [message["do"] for message in builder.sent()] == ["calibrate", "stop"]
+
+
 def test_a_sweep_is_stopped_by_its_own_button_and_says_what_it_kept(opened):
     builder = opened("vslpipe")
     sweep = builder.page.locator(".wb-sweep")
     sweep.get_by_role("button", name="Measure").click()
     sweep.get_by_role("button", name="Stop the sweep").click()
     sweep.get_by_text("The last sweep stopped in run 1 of 10; 0 points kept.").wait_for()
-    assert "as simulated" in sweep.locator(".wb-sweep-time").inner_text()
-    builder.page.evaluate("fake.put({live: {...fake.state.live, pace: {start: 2, slower: 11}}})")
-    sweep.get_by_text("at the pace of the last one: 2\u202fs to start, then 11 times as long as simulated").wait_for()
+    told = sweep.locator(".wb-sweep-time")
+    assert told.inner_text() == "about 20\u202fs for 5 runs, as simulated"
+    sweep.get_by_label("Sequential, prefetch").check()
+    assert told.inner_text() == "about 50\u202fs for 10 runs, as simulated"
+    builder.page.evaluate("fake.put({curves: {...fake.state.curves, paced: 'at the pace of the last one'}})")
+    told.filter(has_text="about 50\u202fs for 10 runs, at the pace of the last one").wait_for()
 
 
 def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
@@ -562,6 +613,20 @@ def test_lanes_tell_the_memories_of_the_machine_that_is_set_where_there_are_no_f
     assert sizes.all_text_contents() == ["80 GB", "1 TB"]
 
 
+def test_the_gpu_lane_of_a_machine_without_a_gpu_says_what_computes_it(opened):
+    builder = opened("vslpipe")
+    told = builder.page.locator(".wb-lane .wb-lane-computed")
+    assert told.count() == 0
+    builder.page.evaluate("fake.put({settings: {...fake.state.settings, shared: true}})")
+    told.nth(1).wait_for()
+    assert " ".join(told.all_text_contents()) == "computed by the CPU"
+    inside, lane = (builder.page.locator(f".wb-lane-gpu {each}") for each in ("text", "rect"))
+    around = lane.bounding_box()
+    for each in inside.all():
+        box = each.bounding_box()
+        assert around["y"] <= box["y"] < box["y"] + box["height"] <= around["y"] + around["height"]
+
+
 def test_the_view_is_busy_until_python_has_answered(opened):
     builder = opened("vslpipe", delay=300)
     view = builder.page.locator(".wb-builder")
@@ -667,6 +732,13 @@ def test_gauges_of_an_older_run_are_titled_so_and_the_page_does_not_move(opened)
     builder.press("ArrowLeft")
     title.filter(has_text=re.compile(r", at other settings$")).wait_for()
     assert below() == before
+
+
+def test_a_pinned_variant_tells_the_load_beside_its_measured_value(opened):
+    builder = opened("vslpipe")
+    row = builder.page.get_by_role("row", name="output tokens/s, measured")
+    told = "measured while other programs took 12 % of the cores"
+    assert row.locator("td").all_inner_texts() == [f"203\n{told}", "–"]
 
 
 def test_values_of_curves_stand_at_the_present_setting_and_at_the_pointer(opened):

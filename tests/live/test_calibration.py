@@ -13,7 +13,7 @@ import workbench as wb
 from tests.damage import JSON_DAMAGES
 from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
 from workbench.core import kept
-from workbench.core.errors import EngineError
+from workbench.core.errors import EngineError, StoppedError
 from workbench.core.quiet import Noise
 from workbench.engine.calibration import calibrate as calibration
 from workbench.engine.calibration.calibrate import SHAPES, WARM
@@ -205,6 +205,27 @@ def test_refresh_measures_again(calibrated, tiny, folder, monkeypatch):
     monkeypatch.setattr(calibration._Bench, "measure", measure)
     with pytest.raises(MeasuredError):
         wb.calibrate(tiny, refresh=True)
+
+
+def test_a_watcher_is_told_how_much_is_done_and_ends_a_calibration(tiny, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    shares = []
+
+    def watch(share):
+        shares.append(share)
+        if share > 0.5:
+            raise StoppedError("that is enough.")
+
+    with pytest.raises(StoppedError, match="that is enough"):
+        wb.calibrate(tiny, watch=watch)
+    assert not list(tmp_path.iterdir())
+    assert shares == sorted(shares)
+    assert shares[0] == 0 < 0.5 < shares[-1] < 0.7
+    shares.clear()
+    found = wb.calibrate(tiny, watch=shares.append)
+    assert found.profiles
+    assert shares[-1] == 1
 
 
 @pytest.mark.parametrize("damage", JSON_DAMAGES)

@@ -18,6 +18,7 @@ from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenar
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.quiet import OTHERS
 from workbench.core.result import Source
 from workbench.core.units import format_bytes, format_seconds, four_digits
 from workbench.engine import RunState
@@ -34,7 +35,7 @@ from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
 from workbench.widgets.state.drawing import _DUE, Drawing, _Points
 from workbench.widgets.state.figures import figure
-from workbench.widgets.state.pace import Course, Pace
+from workbench.widgets.state.pace import Course, Earlier, Pace
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
 from workbench.widgets.state.runs import Planned, Runs, prediction_of, spread, swept
 from workbench.widgets.state.settings import Settings
@@ -103,6 +104,8 @@ def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
 
 def test_the_sizes_of_memories_are_told_where_there_are_no_figures(desk):
     before = desk.drawn()["settings"]["memory"]
+    assert not desk.shown["settings"]["shared"]
+    assert "computed by" not in desk.shown["lanes"]["tracks"][0]["title"]
     desk.say("set", name="machine", value=desk.control("machine")["options"][-1]["value"]).say("clear")
     machine = desk.studio.settings.limited
     shown = desk.shown["settings"]["memory"]
@@ -526,6 +529,17 @@ def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     assert "of GPU memory and this needs" in none["does not run"]
 
 
+@pytest.mark.parametrize(
+    "others, told", [(0.12, "measured while other programs took 12 % of the cores"), (OTHERS, None)]
+)
+def test_a_variant_tells_the_load_under_which_it_was_measured(others, told):
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    result = replace(wb.simulate(settings.scenario(), VSLPipe()), source=Source.MEASURED, others=others)
+    variants = Variants(Predictions(), lambda: [(settings, result)])
+    variants.pin(settings, "")
+    assert variants.plain()[0]["notes"] == ({"output tokens/s, measured": told} if told else {})
+
+
 def test_curves_go_over_another_setting(desk):
     desk.drawn()
     assert desk.shown["curves"]["axis"] == "kv_capacity"
@@ -686,7 +700,7 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
     monkeypatch.setattr(predictions, "_simulated", lambda asked, _: predictions._asking(wb.simulate)(asked))
     predictions._paces[_wired(settings), True] = pace
-    drawing = Drawing(predictions, lambda _: [], list, list, lambda _: None, lambda *_: None)
+    drawing = Drawing(predictions, lambda _: [], list, list, Earlier, lambda _: None, lambda *_: None)
     points = _Points({}, defaultdict(list), {})
     drawing._add_point(points, "VSLPipe", settings, 1.0, lambda: False, small=small)
     assert [(name, points.kind(name)) for name in points.of] == kinds
@@ -710,7 +724,7 @@ def test_curves_are_busy_until_those_of_all_requests_are_drawn(monkeypatch):
     monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 0)
     shown = list[dict]()
     publish = lambda **parts: shown.append(parts["curves"]) if "curves" in parts else None  # noqa: E731
-    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, lambda _: None, publish)
+    drawing = Drawing(predictions, lambda _: [VSLPipe()], list, list, Earlier, lambda _: None, publish)
     drawing._draw(settings, lambda: False)
     last, before = shown[-1], shown[-2]
     assert (before["busy"], last["busy"]) == (True, False)
@@ -821,6 +835,8 @@ def test_one_button_makes_the_settings_run_here(monkeypatch):
     assert desk.shown["live"]["here"] == ""
     assert desk.shown["wiring"]["undo"] == 1
     assert desk.control("machine")["note"].startswith("Its CPU computes both lanes")
+    assert desk.shown["settings"]["shared"]
+    assert desk.drawn()["lanes"]["tracks"][0]["title"].endswith(", gpu computed by the CPU")
     desk.say("undo").say("clear").say("here")
     now = desk.studio.settings
     assert now.model == model
@@ -1132,6 +1148,24 @@ def test_the_course_of_a_run_tells_its_time_without_pauses():
     assert math.isnan(Course(80, math.nan).whole)
 
 
+def test_the_wait_for_the_first_request_counts_once_and_says_nothing_of_the_pace():
+    course = Course(80, 200.0, wait=100.0)
+    course.note(None, Progress(total=20), 60.0)
+    assert course.taken == 60.0
+    course.note(UnderWay(1, 80, 2, 4, 0.25, 10.0), Progress(total=20), 113.0)
+    assert (course.before, course.taken, course.left) == (3.0, 113.0, 40.0)
+    assert course.whole == 0.75
+    course.note(None, Progress(seconds=112.0, iterations=1, prefill=80, total=20), 115.0)
+    assert (course.before, course.taken, course.left) == (3.0, 115.0, pytest.approx(3.0))
+
+
+def test_runs_are_expected_to_take_what_is_simulated_or_the_pace_of_an_earlier_one():
+    assert (Earlier().seconds(4.0), str(Earlier())) == (4.0, "as simulated")
+    earlier = Earlier(2.0, 11.2)
+    assert earlier.seconds(4.0) == pytest.approx(46.8)
+    assert str(earlier) == "at the pace of the last one: 2 s to start, then 11 times as long as simulated"
+
+
 def test_times_are_told_roughly():
     assert [roughly(each) for each in (0.2, 89.0, 90.0, 5000.0, 7000.0)] == ["1 s", "89 s", "2 min", "83 min", "2 h"]
 
@@ -1139,7 +1173,8 @@ def test_times_are_told_roughly():
 def test_curves_tell_how_long_a_run_takes_around_the_present_value(desk):
     curves = desk.drawn()["curves"]
     settings = desk.studio.settings
-    assert curves["takes"].keys() == {each["name"] for each in curves["lines"]} - {"bound"}
+    assert curves["takes"].keys() == {each.name for each in desk.studio.controls.schedules(settings)}
+    assert curves["paced"] == "as simulated"
     (line,) = (each for each in curves["lines"] if each["name"] == settings.schedule.name)
     near = [rate for x, rate in line["points"] if 1 / 16 <= x / curves["at"] <= 16]
     tokens = settings.requests * settings.output_len
@@ -1157,7 +1192,7 @@ def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
 
 
 def drawings(draw):
-    made = Drawing(Predictions(), lambda _: [], list, list, lambda _: None, lambda *_: None)
+    made = Drawing(Predictions(), lambda _: [], list, list, Earlier, lambda _: None, lambda *_: None)
     made._draw = draw
     return made
 

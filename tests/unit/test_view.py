@@ -19,6 +19,7 @@ import pytest
 from nbconvert import HTMLExporter
 from PIL import Image, PngImagePlugin
 
+import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import VSL
 from workbench.core.errors import EngineError, ScenarioError
@@ -26,9 +27,12 @@ from workbench.core.quiet import Noise
 from workbench.core.result import Result, Source
 from workbench.engine import RunState
 from workbench.engine.engine import UnderWay
+from workbench.hardware import Machine
+from workbench.hardware.profile import Profile
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Builder, Dashboard, Gantt, Strip, scenario_in, stills
 from workbench.widgets.builder import View
@@ -38,6 +42,7 @@ from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.parts.words import naming
 from workbench.widgets.state import runs as live_runs
+from workbench.widgets.state.offered import machines_offered
 from workbench.widgets.stills import KEY, save_still
 
 SECONDS = 20.0  # that a test waits for what takes a moment
@@ -407,8 +412,12 @@ def test_a_sweep_is_expected_to_take_what_the_last_run_took(view, runs, monkeypa
     say(view, "stop")
     until(lambda: not view.studio.runs.busy)
     share = 96 / 4 / (96 + 48)
-    assert view.live["pace"]["slower"] == pytest.approx(10.0 / share)
-    assert 0 <= view.live["pace"]["start"] < SECONDS
+    earlier = view.studio.runs.earlier
+    assert earlier.slower == pytest.approx(10.0 / share)
+    assert 0 <= earlier.start < SECONDS
+    drawn(view)
+    assert view.curves["paced"] == str(earlier)
+    assert min(view.curves["takes"].values()) > earlier.start
     told = []
     view.observe(lambda change: told.append(change["new"]["text"]), "live")
     say(view, "sweep", x="kv_capacity", points=3, schedules=[view.schedule.name])
@@ -652,6 +661,137 @@ def test_a_page_that_is_opened_again_gets_the_history(view, runs):
     assert sent[0]["fresh"]
     assert len(sent[0]["samples"]) >= 1
     runs[0].stop()
+
+
+# ------------------------------------------------------------------------------------------------------ a calibration
+
+
+def calibrated(scenario: Scenario, others: float = 0.0) -> Machine:
+    profile = Profile(profile_shape(scenario.model, scenario.precision), (), others=others)
+    return replace(scenario.machine, profiles=(profile,), measured="today")
+
+
+class Bench:
+    """A calibration that goes on as it is told to, and gives the machine of its model or an error."""
+
+    def __init__(self, monkeypatch, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self.asked, self.begun, self.go = {}, threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.others = 0.0
+        monkeypatch.setattr("workbench.engine.calibrate", self.calibrate)
+        monkeypatch.setattr(live_runs, "_CALM", 0.0)
+
+    def calibrate(self, model: object, *, watch: Callable[[float], object], **asked: object) -> Machine:
+        self.asked = {"model": model, **asked}
+        watch(0.0)
+        self.begun.set()
+        while not self.go.wait(0.01):
+            watch(0.25)
+        if self.error is not None:
+            raise self.error
+        return calibrated(self._scenario, others=self.others)
+
+
+@pytest.fixture
+def bench(monkeypatch, scenario) -> Bench:
+    return Bench(monkeypatch, scenario)
+
+
+def machine_shown(view: View) -> str:
+    controls = {each["name"]: each for group in view.settings["groups"] for each in group["controls"]}
+    return controls["machine"]["value"]
+
+
+def test_a_calibration_is_offered_and_its_machine_takes_the_place_of_the_one_without(view, bench):
+    before, named = view.studio.settings, machine_shown(view)
+    assert view.live["calibrate"] == "Calibrate (1 to 2 min)"
+    say(view, "calibrate")
+    assert bench.begun.wait(SECONDS)
+    memory = before.memory
+    assert bench.asked == {"model": before.model, "weights": memory.weights, "kv": memory.kv, "device": "cpu"}
+    until(lambda: re.fullmatch(r"timing operations of tiny, about \d+ s left", view.live["text"]))
+    assert (view.live["state"], view.live["calibrating"], view.live["share"]) == ("loading", True, 0.25)
+    assert view.live["held"].startswith("Settings and wiring stay as they are while a calibration is going on")
+    bench.go.set()
+    until(lambda: not view.studio.runs.busy)
+    now = view.studio.settings
+    assert now == before.on(machine=now.machine)
+    assert now.machine.profiles
+    assert machine_shown(view) == named
+    assert (view.live["noted"], view.live["calibrate"]) == ("Calibrated for tiny.", "")
+    assert (view.live["state"], view.live["calibrating"]) == ("none", False)
+    say(view, "undo")
+    assert view.studio.settings == before
+    assert machine_shown(view) == named
+    assert (view.live["noted"], view.live["calibrate"]) == ("", "Calibrate (1 to 2 min)")
+    say(view, "redo")
+    assert view.studio.settings == now
+
+
+def test_one_that_was_calibrated_is_found_again_under_its_name(view, bench):
+    named = machine_shown(view)
+    bench.go.set()
+    say(view, "calibrate")
+    until(lambda: view.studio.settings.machine.profiles and not view.studio.runs.busy)
+    found = view.studio.settings.machine
+    say(view, "set", name="machine", value=next(iter(machines_offered(wb.machines["a40"]))))
+    assert not view.live["calibrate"]
+    say(view, "set", name="machine", value=named)
+    assert view.studio.settings.machine == found
+
+
+def test_a_calibration_tells_the_load_that_it_was_made_under(view, bench):
+    bench.others = 0.12
+    bench.go.set()
+    say(view, "calibrate")
+    until(lambda: view.live["noted"] != "")
+    assert view.live["noted"] == "Calibrated for tiny, while other programs took 12 % of the cores."
+
+
+def test_no_run_begins_beside_a_calibration_and_none_beside_a_run(view, bench, runs):
+    say(view, "calibrate")
+    assert bench.begun.wait(SECONDS)
+    say(view, "start")
+    say(view, "calibrate")
+    assert not view.live["can"]
+    say(view, "stop")
+    until(lambda: not view.studio.runs.busy)
+    assert not runs
+    assert view.live["noted"] == "The calibration was stopped."
+    assert not view.studio.settings.machine.profiles
+    say(view, "start")
+    until(lambda: bool(runs))
+    bench.begun.clear()
+    say(view, "calibrate")
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    assert not bench.begun.is_set()
+
+
+def test_the_last_run_is_shown_again_after_a_calibration_that_failed(view, bench, runs):
+    say(view, "start")
+    until(lambda: bool(runs))
+    runs[0].finish()
+    until(lambda: not view.studio.runs.busy)
+    shown, samples = view.live, view.studio.runs._samples
+    bench.error = EngineError("a live run goes on elsewhere; wait for it.")
+    bench.go.set()
+    say(view, "calibrate")
+    until(lambda: view.live["noted"] != "")
+    assert view.live == {**shown, "noted": f"The calibration failed: {bench.error}"}
+    assert view.studio.runs._samples is samples
+
+
+def test_what_cannot_be_calibrated_or_is_offers_no_calibration(scenario, runs, bench):
+    away = scenario.on(machine=replace(scenario.machine, host="elsewhere"))
+    without = scenario.on(model=tiny_model())
+    for each in (away, without, scenario.on(machine=calibrated(scenario))):
+        shown = Builder(each, names={})
+        assert shown.live["calibrate"] == ""
+        say(shown, "calibrate")
+        assert not shown.studio.runs.busy
+        shown.close()
 
 
 # ------------------------------------------------------------------------------------------------------- the machinery

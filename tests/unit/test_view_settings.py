@@ -1,5 +1,6 @@
 """Settings of a view: the scenario that they make, and what changes of one setting do to others."""
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
+from workbench.hardware import Machine
+from workbench.hardware.profile import Profile
 from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import fits
 from workbench.widgets.state.controls import GPU_MEMORY, KV_CAPACITY, LINK, MICRO_BATCHES, SLIDERS, Controls
@@ -67,6 +70,16 @@ def test_limits_are_taken_off_and_put_on_again():
     settings = of(server().on(machine=slow))
     assert settings.link == 5e9
     assert settings.limited == slow
+
+
+def test_a_calibration_stays_where_limits_are_taken_off(monkeypatch):
+    local = replace(small_machine(), host=platform.node())
+    monkeypatch.setattr(Machine, "local", classmethod(lambda _: local))
+    calibrated = replace(local, profiles=(Profile("a shape", ()),), measured="today")
+    slow = calibrated.limit(link=full_link(local) / 2)
+    assert whole_machine(calibrated) == whole_machine(slow) == calibrated
+    assert whole_machine(slow).sources == local.sources
+    assert whole_machine(local.limit(link=full_link(local) / 2)) == local
 
 
 def test_another_machine_has_its_own_link_memory_and_cache():

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,6 +130,7 @@ def calibrate(
     kv: str | None = None,
     device: str = "cpu",
     refresh: bool = False,
+    watch: Callable[[float], object] = lambda _: None,
 ) -> Machine:
     """This computer with the times of a model's operations: what `simulate` needs to predict `run` closely.
 
@@ -151,6 +152,8 @@ def calibrate(
         See `Machine.local`.
     refresh : bool
         Measure again.
+    watch : callable (float) -> None
+        Called before each plan with the share of the timed ones that is done; what it raises ends the calibration.
 
     Raises
     ------
@@ -168,7 +171,7 @@ def calibrate(
     def measure() -> Machine:
         check_runnable(prepare(scenario, Sequential()), on_card=machine.has_card)
         with occupy(f"a calibration for {model.name!r}") as control:
-            bench = _Bench(scenario, machine, control)
+            bench = _Bench(scenario, machine, control, watch)
             try:
                 found = bench.measure(shape)
             finally:
@@ -298,9 +301,13 @@ def _check_card_memory(plans: Iterable[Prepared], machine: Machine) -> None:
 class _Bench:
     """Times operations in plans that engines execute."""
 
-    def __init__(self, scenario: Scenario, machine: Machine, control: Control) -> None:
+    def __init__(
+        self, scenario: Scenario, machine: Machine, control: Control, watch: Callable[[float], object]
+    ) -> None:
         self._machine = machine
         self._control = control
+        self._watch = watch
+        self._share = 0.0  # of the timed passes, that is done
         self._scenario = scenario
         self._model = scenario.model
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
@@ -383,18 +390,22 @@ class _Bench:
         every = list(passes)
         taken = 0.0
         rounds = 0
-        until = time.perf_counter() + SECONDS
+        begun = time.perf_counter()
+        until = begun + SECONDS
         with tqdm(desc="calibrate", delay=1) as bar:
             while rounds < LEAST_ROUNDS or time.perf_counter() + taken <= until:
                 begin = time.perf_counter()
                 bar.total = len(every) * max(LEAST_ROUNDS, rounds + 1)
-                for number in self._random.permutation(len(every)).tolist():
+                for place, number in enumerate(self._random.permutation(len(every)).tolist(), 1):
                     what = every[number]
                     with listening() as noise:
                         seen = self._pass(*what)
                     self._noise.append(noise)
                     (passes[what].quiet if noise.quiet else passes[what].disturbed).append(seen)
                     bar.update()
+                    now = time.perf_counter()
+                    in_time = (now - begun) / (max(now, until) - begun)
+                    self._share = min(in_time, (rounds + place / len(every)) / LEAST_ROUNDS)
                 taken = time.perf_counter() - begin
                 rounds += 1
 
@@ -409,6 +420,7 @@ class _Bench:
 
     def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
         self._control.check()
+        self._watch(self._share)
         engine = self._engines[kind]
         engine.pace = self._pace(threads)
         return engine.make(shape)

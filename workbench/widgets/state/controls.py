@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from workbench.core.units import format_bytes
+from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack, ranges_of
 from workbench.schedules import Schedule
@@ -17,6 +18,7 @@ from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.ladders import ladder, nearest, whole_ladder
 from workbench.widgets.state.offered import (
     has_weights,
+    machine_label,
     machines_offered,
     models_offered,
     schedulers_offered,
@@ -187,7 +189,7 @@ class Controls:
 
     def __init__(self, start: Settings, schedules: tuple[Schedule, ...]) -> None:
         self._models = models_offered(start.model)
-        self._machines = machines_offered(start.machine)
+        self._machines = dict(machines_offered(start.machine))
         self._workloads = workloads_offered(start.workload)
         self._schedulers = schedulers_offered(start.scheduler)
         self._schedules = schedules_offered(schedules)
@@ -202,7 +204,7 @@ class Controls:
                     self._choose_model,
                     note=has_weights,
                 ),
-                Chooser("machine", "Machine", lambda _: self._machines, lambda now: now.machine, Settings.on_machine),
+                Chooser("machine", "Machine", self._offer_machines, lambda now: now.machine, Settings.on_machine),
                 LINK,
                 GPU_MEMORY,
             ),
@@ -243,9 +245,10 @@ class Controls:
         return next(control for control in self if control.name == name)
 
     def plain(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
-        """All controls for the browser, without those that have no meaning at these settings, and both memories' sizes.
+        """All controls for the browser, without those that have no meaning at these settings.
 
-        `refused` says why settings do not go together.
+        With them come both memories' sizes, and whether the lanes share the cores of a CPU. `refused` says why settings
+        do not go together.
         """
         groups = []
         for title, controls in self.groups.items():
@@ -253,7 +256,7 @@ class Controls:
             groups.append({"title": title, "controls": shown})
         machine = settings.limited
         memory = {"gpu": format_bytes(machine.gpu.memory), "cpu": format_bytes(machine.cpu.memory)}
-        return {"groups": groups, "memory": memory}
+        return {"groups": groups, "memory": memory, "shared": machine.shares_cores}
 
     @property
     def models(self) -> Iterable[ModelConfig]:
@@ -267,6 +270,14 @@ class Controls:
     def schedule_named(self, kind: str) -> Schedule | None:
         """The schedule of a kind, by the name of its class."""
         return next((each for each in self._schedules.values() if type(each).__name__ == kind), None)
+
+    def offer(self, machine: Machine) -> None:
+        """Offer a machine in the place of the one with its name."""
+        self._machines[machine_label(machine)] = machine
+
+    def _offer_machines(self, settings: Settings) -> Mapping[str, Machine]:
+        """Machines by name, that of the settings with its own calibration."""
+        return {**self._machines, machine_label(settings.machine): settings.machine}
 
     def _choose_model(self, settings: Settings, model: ModelConfig) -> Settings:
         """Another model, or the first one in the precision that it began with."""

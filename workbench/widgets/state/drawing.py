@@ -23,6 +23,7 @@ from workbench.widgets.parts.newest import Newest
 from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
 from workbench.widgets.state.figures import Plain, figure, line, memories, priced, tracks
 from workbench.widgets.state.ladders import outward
+from workbench.widgets.state.pace import Earlier
 from workbench.widgets.state.predictions import Predictions, Refused
 from workbench.widgets.state.runs import is_near, seconds_at
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
@@ -51,6 +52,7 @@ EMPTY: Plain = {
         "y": {"label": "output tokens/s"},
         "at": 1.0,
         "takes": {},
+        "paced": "",
         "chosen": "",
         "lines": [],
         "busy": True,
@@ -74,6 +76,8 @@ class Drawing:
         What was measured so far.
     pinned : callable () -> sequence of (str, Settings)
         Names and settings whose lanes stand below those of the settings that are drawn.
+    earlier : callable () -> Earlier
+        The pace of the last run.
     check : callable (Settings) -> None
         Called once the settings' own pictures are drawn, with time to find what does not go together with them.
     publish : callable (**parts) -> None
@@ -86,6 +90,7 @@ class Drawing:
         schedules: Callable[[Settings], Sequence[Schedule]],
         measured: Callable[[], Measured],
         pinned: Callable[[], Sequence[tuple[str, Settings]]],
+        earlier: Callable[[], Earlier],
         check: Callable[[Settings], None],
         publish: Callable[..., None],
     ) -> None:
@@ -93,6 +98,7 @@ class Drawing:
         self._schedules = schedules
         self._measured = measured
         self._pinned = pinned
+        self._earlier = earlier
         self._check = check
         self._publish = publish
         self._axis: Slider = KV_CAPACITY
@@ -231,15 +237,15 @@ class Drawing:
         if isinstance(played, Timeline) and runs:
             measured = runs[-1].timeline
             first, last = middle(measured)
-            where = f"{name}, iterations {first} to {last - 1}"
+            where = f"{name}, iterations {first} to {last - 1}{_computed(settings)}"
             titled = [(f"simulated: {where}", played.window(first, last))]
             titled += [(f"measured: {where}", measured.window(first, last))]
         elif isinstance(played, Timeline):
-            titled = [(f"{name}, a typical iteration", played)]
+            titled = [(f"{name}, a typical iteration{_computed(settings)}", played)]
         for variant, other in self._pinned():
             lanes = self._predictions.lanes(other) if other != settings else None
             if isinstance(lanes, Timeline):
-                titled.append((f"pinned {variant}", lanes))
+                titled.append((f"pinned {variant}{_computed(other)}", lanes))
         return tracks(titled)
 
     # ------------------------------------------------------------------------------------------------------- curves
@@ -333,12 +339,15 @@ class Drawing:
                 runs[self._curve_of(axis, at, settings)].append((drawn_at(axis, at), run.gen_tok_s))
         lines += [line(name, "measured", found) for name, found in runs.items()]
         stale = [{**old, "stale": True} for old in self._shown] if busy else []
+        earlier = self._earlier()
+        simulated = points.takes(drawn_at(axis, settings), [each.name for each in self._schedules(settings)])
         return {
             "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
             "y": {"label": "output tokens/s"},
             "at": drawn_at(axis, settings),
             "unlimited": _unlimited(axis, settings),
-            "takes": points.takes(drawn_at(axis, settings)),
+            "takes": {name: earlier.seconds(each) for name, each in simulated.items()},
+            "paced": str(earlier),
             "chosen": settings.schedule.name,
             "lines": [*stale, *lines],
             "busy": busy,
@@ -408,14 +417,18 @@ class _Points(NamedTuple):
     sampled: defaultdict[str, list[float]]
     seconds: dict[str, list[tuple[float, float]]]
 
-    def takes(self, at: float) -> dict[str, float]:
-        """Mean time of a run under each schedule, around a place on the axis as a sweep measures it [s]."""
+    def takes(self, at: float, schedules: Sequence[str]) -> dict[str, float]:
+        """Mean simulated time of a run under each schedule, around a place on the axis as a sweep measures it [s].
+
+        A schedule without a point counts as the mean of the others; none is told if none has one.
+        """
         means = dict[str, float]()
         for name, found in self.seconds.items():
             near = [seconds for x, seconds in found if is_near(x, at)]
             if near:
                 means[name] = sum(near) / len(near)
-        return means
+        usual = sum(means.values()) / max(1, len(means))
+        return {name: means.get(name, usual) for name in schedules} if means else {}
 
     def kind(self, name: str) -> str:
         """Kind of a curve: the bound, simulations of all requests, or some of samples."""
@@ -454,6 +467,11 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value
+
+
+def _computed(settings: Settings) -> str:
+    """Words behind the title of lanes for what computes the gpu lane, where that is no GPU."""
+    return ", gpu computed by the CPU" if settings.machine.shares_cores else ""
 
 
 def _sample(simulated: Result | Refused, of: int) -> str:

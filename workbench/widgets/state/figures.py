@@ -8,7 +8,8 @@ from typing import Any
 
 from workbench.analysis.limits import MOSTLY
 from workbench.analysis.shadow_prices import ShadowPrices
-from workbench.analysis.wording import in_words
+from workbench.analysis.wording import in_words, percent
+from workbench.core.quiet import Noise
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.core.units import format_bytes, format_seconds
@@ -60,6 +61,12 @@ def limited(result: Result) -> str:
     if share < MOSTLY:
         return f"waiting: even the busiest part, {words}, works {share:.0%} of the time"
     return f"{words}, busy {share:.0%}"
+
+
+def under_load(others: float) -> str:
+    """The load by other programs, which took so much of the cores, in words; empty for a quiet computer."""
+    noise = Noise(others)
+    return "" if noise.quiet else f"while other programs took {percent(others)} of the cores"
 
 
 def memories(ledger: Ledger | Refused) -> list[Plain]:

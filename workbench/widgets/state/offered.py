@@ -12,11 +12,13 @@ from workbench.core.units import format_bytes
 from workbench.hardware import Machine, machines
 from workbench.hardware.assembly import machine as assembled
 from workbench.models import ModelConfig, checkpoint, models
+from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule
 from workbench.schedules.contenders import every_candidate
 from workbench.serving import fits
+from workbench.serving.task_cost import profile_shape
 from workbench.widgets.state.settings import Settings, whole_machine
 from workbench.workload import Workload, workloads
 from workbench.workload.resizing import resized
@@ -63,7 +65,7 @@ def machines_offered(own: Machine) -> Mapping[str, Machine]:
     found = dict[str, Machine]()
     for each in (whole_machine(own), Machine.local(), *_built(), *machines.values()):
         if each not in found.values():
-            found.setdefault(_label(each), each)
+            found.setdefault(machine_label(each), each)
     return found
 
 
@@ -75,7 +77,7 @@ def _built() -> tuple[Machine, ...]:
     return tuple(found)
 
 
-def _label(machine: Machine) -> str:
+def machine_label(machine: Machine) -> str:
     """The parts of a machine: ``NVIDIA A40 48 GB + Xeon 375 GB, link 19.5 GB/s``."""
     if machine.is_local:
         card = f" with {machine.gpu.name}" if machine.has_card else ""
@@ -132,6 +134,13 @@ def why_not_live(settings: Settings) -> str:
     if not settings.machine.is_local:
         needs.append("this computer as the machine")
     return f"A run needs {' and '.join(needs)}." if needs else ""
+
+
+def can_calibrate(scenario: Scenario) -> bool:
+    """True where a calibration would bring simulations closer: of a model with weights here, which has none yet."""
+    machine = scenario.machine
+    known = machine.profile(profile_shape(scenario.model, scenario.precision))
+    return machine.is_local and scenario.model.path is not None and known is None
 
 
 def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:

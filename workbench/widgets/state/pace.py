@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.serving import Progress
+from workbench.widgets.parts.words import roughly
 
 if TYPE_CHECKING:
     from workbench.engine.engine import UnderWay
+
+
+class Earlier(NamedTuple):
+    """The pace of an earlier run, by default that of its simulation.
+
+    Attributes
+    ----------
+    start : float
+        Time before its clock began [s].
+    slower : float
+        Time by its clock over the simulated time.
+    """
+
+    start: float = 0.0
+    slower: float = 1.0
+
+    def seconds(self, simulated: float) -> float:
+        """Time of a run at this pace that is simulated to take so long [s]."""
+        return self.start + self.slower * simulated
+
+    def __str__(self) -> str:
+        if self == Earlier():
+            return "as simulated"
+        start = f"{roughly(self.start)} to start"
+        return f"at the pace of the last one: {start}, then {times(self.slower)} times as long as simulated"
 
 
 class Course:
@@ -21,18 +47,21 @@ class Course:
         Prompt tokens of all requests.
     simulated : float
         Simulated time of the whole run, NaN without a simulation [s].
+    wait : float
+        Time until the first request arrives [s].
 
     Attributes
     ----------
     share : float
         Share of all tokens that are done, those of the iteration under way in proportion.
     before, worked : float
-        Time before the first iteration and since it began, without pauses [s].
+        Time before the run's clock began and by it, without pauses; until an iteration begins, all is before [s].
     """
 
-    def __init__(self, prompts: int, simulated: float) -> None:
+    def __init__(self, prompts: int, simulated: float, wait: float = 0.0) -> None:
         self._prompts = prompts
         self._simulated = simulated
+        self._wait = wait
         self.share = 0.0
         self.before = 0.0
         self.worked = 0.0
@@ -45,7 +74,9 @@ class Course:
         done = min(prefill, self._prompts) + progress.emitted
         share = done / max(1, self._prompts + progress.total)
         self.share = min(max(share, self.share), 1.0)
-        worked = progress.seconds if under_way is None or progress.iterations else under_way.seconds
+        worked = progress.seconds
+        if under_way is not None and not progress.iterations:
+            worked = self._wait + under_way.seconds
         if not self.worked:
             self.before = max(0.0, elapsed - worked)
         self.worked = max(self.worked, worked)
@@ -58,16 +89,16 @@ class Course:
     @property
     def left(self) -> float:
         """Time until its end at the pace so far; 0 while nothing tells it [s]."""
-        return self.worked * (1 - self.share) / self.share if self.share else 0.0
+        return (self.worked - self._wait) * (1 - self.share) / self.share if self.share else 0.0
 
     @property
     def slower(self) -> float:
-        """Time of the work so far over the simulated time of all; NaN without a simulation."""
+        """Time by the run's clock so far over the simulated time of all; NaN without a simulation."""
         return self.worked / self._simulated if self._simulated > 0 else math.nan
 
     @property
     def whole(self) -> float:
-        """Time of the whole work at the pace so far over the simulated time; NaN without a simulation."""
+        """Time by the run's clock of all, at the pace so far, over the simulated time; NaN without a simulation."""
         return (self.worked + self.left) / self._simulated if self._simulated > 0 else math.nan
 
 
@@ -109,3 +140,8 @@ class Pace:
         whole = max(factor * now, gone + more)
         factor = max(factor, (self._taken + whole) / (self._ended + now))
         return whole - gone + factor * sum(later)
+
+
+def times(factor: float) -> str:
+    """A factor in two digits, or whole: ``1.2``, ``11``, ``1,200``."""
+    return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"

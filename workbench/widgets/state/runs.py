@@ -1,4 +1,4 @@
-"""Live runs of a view: one at a time, or one after the other for a sweep, watched by a thread."""
+"""Live runs of a view: one at a time, or one after the other for a sweep, watched by a thread; and calibrations."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import StoppedError, WorkbenchError
 from workbench.core.quiet import NoiseMeter
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
+from workbench.hardware import Machine
 from workbench.pipeline import Pipeline, Stack
 from workbench.schedules import Schedule
 from workbench.serving import Progress
 from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
-from workbench.widgets.state.figures import Plain
+from workbench.widgets.state.figures import Plain, under_load
 from workbench.widgets.state.offered import unfit
-from workbench.widgets.state.pace import Course, Pace
+from workbench.widgets.state.pace import Course, Earlier, Pace, times
 from workbench.widgets.state.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from workbench.engine.engine import UnderWay
 
 PERIOD = 1 / 8  # seconds between two updates
+_CALM = 1.0  # seconds between two updates of a calibration, whose times they disturb
 _NEAR = 16  # times more or less than the present value, within which a sweep measures
 _SHARES = (WEIGHTS_ON_GPU, KV_ON_GPU)  # they go from 0 to 1
 _NOTABLE = 0.05  # share of the cores from which on other programs are told
 _SLOW = 1.1  # times the simulated time from which on a run is told to take longer
 _LONG = 1.0  # seconds from which on the time since the start is told, and the layer of a later iteration
 _HISTORY = 479  # samples: with the newest a minute
-HELD = "Settings and wiring stay as they are while a run is going on; press Stop first."
+HELD = "Settings and wiring stay as they are while {} is going on; press Stop first."
 IDLE: Plain = {
     "state": "none",
     "can": False,
@@ -49,7 +51,9 @@ IDLE: Plain = {
     "again": False,
     "sweeping": False,
     "swept": "",
-    "pace": None,
+    "calibrate": "",
+    "calibrating": False,
+    "noted": "",
 }
 _ACTIVE = ("loading", "running", "paused")
 
@@ -67,13 +71,6 @@ class Seen(NamedTuple):
     under_way: UnderWay | None
     progress: Progress
     elapsed: float
-
-
-class Earlier(NamedTuple):
-    """The pace of an earlier run: time before its first iteration [s], and that of its work over the simulated time."""
-
-    start: float
-    slower: float
 
 
 class Runs:
@@ -119,13 +116,16 @@ class Runs:
         self._stopped = threading.Event()
         self._why = ""
         self._here = ""
+        self._offer = ""
+        self._calibrating = False
+        self._noted = ""
         self._now: Settings | None = None
         self._ran: Settings | None = None
         self._wirings: list[Pipeline | Stack] = []  # of the runs that have ended
         self._again = False
         self._sweeping = False
         self._swept = ""
-        self._earlier: Earlier | None = None
+        self._earlier = Earlier()
         self._samples: list[Any] = []
         self._last = dict(IDLE)
 
@@ -134,16 +134,24 @@ class Runs:
         """True while runs are going on."""
         return self._busy
 
-    def allow(self, settings: Settings, why: str, here: str = "") -> None:
-        """Set the present settings, the reason why they cannot run, and the words of a button that makes them run here.
+    @property
+    def earlier(self) -> Earlier:
+        """The pace of the last run."""
+        return self._earlier
 
-        An empty reason allows them. What was measured at other settings is shown as such.
+    def allow(self, settings: Settings, why: str, here: str = "", calibrate: str = "") -> None:
+        """Set the present settings, the reason why they cannot run, and the words of buttons.
+
+        One makes them run here, and one calibrates this computer. An empty reason allows the settings. What was
+        measured at other settings is shown as such.
         """
         self._now = settings
         self._why = why
         self._here = here
+        self._offer = calibrate
         self._again = settings.pipeline in self._wirings
         if not self.busy:
+            self._noted = ""
             self._publish(self._last)
 
     def begin(self, planned: Callable[[], Sequence[Planned]], *, sweeping: bool = False) -> None:
@@ -151,14 +159,30 @@ class Runs:
         with self._lock:
             if self.busy or self._why:
                 return
-            self._stopped.clear()
-            self._busy = True
             self._sweeping = sweeping
             self._swept = ""
             self._clear()
-            self._publish({**IDLE, "state": "loading"})
-            thread = threading.Thread(target=self._follow, args=[planned], name="view-runs", daemon=True)
-            thread.start()
+            self._launch(lambda: self._run_all(planned()))
+
+    def calibrate(self, settings: Settings, made: Callable[[Machine], None]) -> None:
+        """Calibrate this computer for a model in the background, unless runs are going on; it is stopped as they are.
+
+        `made` is called with the calibrated machine.
+        """
+        with self._lock:
+            if self.busy:
+                return
+            self._calibrating = True
+            shown = self._last
+            self._launch(lambda: self._follow_calibration(settings, made, shown))
+
+    def _launch(self, work: Callable[[], None]) -> None:
+        """Do work in the background that nothing else may go on beside."""
+        self._stopped.clear()
+        self._busy = True
+        self._noted = ""
+        self._publish({**IDLE, "state": "loading"})
+        threading.Thread(target=self._follow, args=[work], name="view-runs", daemon=True).start()
 
     def pause(self) -> None:
         """Hold the run."""
@@ -182,15 +206,51 @@ class Runs:
         """Show the samples so far to a page that was opened or loaded again."""
         self._sample(list(self._samples), True)
 
-    def _follow(self, planned: Callable[[], Sequence[Planned]]) -> None:
+    def _follow(self, work: Callable[[], None]) -> None:
         try:
-            self._run_all(planned())
+            work()
         except Exception as error:  # an exception of this thread would not be shown
             self._last = {**IDLE, "state": "failed", "text": f"{type(error).__name__}: {error}"}
         finally:
             self._busy = False
+            self._calibrating = False
             self._publish(self._last)
             self._over()
+
+    def _follow_calibration(self, settings: Settings, made: Callable[[Machine], None], shown: Plain) -> None:
+        """Calibrate; then what was shown before is shown again, with a note on how it went."""
+        self._prepare("waiting for the figures")
+        self._quiet()
+        self._prepare("loading the model")
+        from workbench.engine import calibrate  # it brings torch
+
+        began = time.perf_counter()
+        due = 0.0
+
+        def watch(share: float) -> None:
+            nonlocal due
+            if self._stopped.is_set():
+                raise StoppedError("the calibration was stopped.")
+            gone = time.perf_counter() - began
+            if gone >= due:
+                due = gone + _CALM
+                about = f", about {roughly(gone * (1 - share) / share)} left" if 0 < share < 1 else ""
+                text = f"timing operations of {settings.model.name}{about}"
+                self._publish({**IDLE, "state": "loading", "text": text, "share": share})
+
+        memory = settings.memory
+        device = "cuda" if settings.machine.has_card else "cpu"
+        try:
+            machine = calibrate(settings.model, weights=memory.weights, kv=memory.kv, device=device, watch=watch)
+            self._earlier = Earlier()  # what was simulated before is not what is simulated from here on
+            made(machine)
+            load = under_load(machine.profiles[0].others)
+            self._noted = f"Calibrated for {settings.model.name}{load and ', '}{load}."
+        except StoppedError:
+            self._noted = "The calibration was stopped."
+        except WorkbenchError as error:
+            self._noted = f"The calibration failed: {error}"
+        self._last = shown
 
     def _run_all(self, planned: Sequence[Planned]) -> None:
         if "workbench.engine" not in sys.modules:
@@ -219,7 +279,8 @@ class Runs:
             self._ran = settings
             try:
                 live = settings.live()
-                course = Course(int(live.workload.prompt_len.sum()), seconds_at(settings, rate))
+                wait = float(next(iter(live.workload.arrival), 0.0))
+                course = Course(int(live.workload.prompt_len.sum()), seconds_at(settings, rate), wait)
                 self._run = start(live, settings.schedule)
                 if self._stopped.is_set():  # while it started
                     self._run.stop()
@@ -253,11 +314,8 @@ class Runs:
         self._again = True
         if math.isnan(course.whole) or _has_failed(run):
             return
-        pace = Earlier(course.before, course.whole)
-        if self._stopped.is_set():  # less is known of it
-            known = self._earlier or Earlier(0.0, 1.0)
-            pace = Earlier(max(pace.start, known.start), max(pace.slower, known.slower))
-        self._earlier = pace
+        least = self._earlier if self._stopped.is_set() else Earlier(0.0, 0.0)
+        self._earlier = Earlier(max(course.before, least.start), max(course.whole, least.slower))
 
     def _pace(self, planned: Sequence[Planned]) -> Pace:
         """The pace of runs by their simulations, which is told before the first of several begins."""
@@ -271,8 +329,7 @@ class Runs:
 
     def _expected_seconds(self, settings: Settings) -> float:
         rate = math.nan if self._stopped.is_set() else self._simulated(settings, True)
-        start, slower = self._earlier or Earlier(0.0, 1.0)
-        return start + slower * seconds_at(settings, rate)
+        return self._earlier.seconds(seconds_at(settings, rate))
 
     def _watch(self, run: LiveRun, of: Callable[..., str], simulated: str, course: Course) -> None:
         monitor = Monitor()
@@ -310,16 +367,16 @@ class Runs:
     def _display(self, told: Plain) -> None:
         can = not self._why and not self.busy
         channels = [channel._asdict() for channel in CHANNELS]
-        held = HELD if self.busy else ""
+        held = HELD.format("a calibration" if self._calibrating else "a run") if self.busy else ""
         stale = "" if self.busy else self._stale()
         now = {"can": can, "why": self._why, "here": self._here, "held": held, "stale": stale, "again": self._again}
-        sweeping = self._sweeping and self.busy
+        calibration = {"calibrate": self._offer, "calibrating": self._calibrating, "noted": self._noted}
+        sweeping = self._sweeping and self.busy and not self._calibrating
         swept = self._swept if self._sweeping and not self.busy else ""
-        pace = None if self._earlier is None else self._earlier._asdict()
-        sweep = {"sweeping": sweeping, "swept": swept, "pace": pace}
         stopping = self.busy and self._stopped.is_set() and told["state"] in _ACTIVE
         state = "stopping" if stopping else told["state"]
-        self._show({**told, **now, **sweep, "state": state, "channels": channels})
+        sweep = {"sweeping": sweeping, "swept": swept}
+        self._show({**told, **now, **calibration, **sweep, "state": state, "channels": channels})
 
     def _stale(self) -> str:
         """Words for what has changed since the last run; empty if nothing has."""
@@ -413,10 +470,9 @@ def _slow(course: Course, noise: NoiseMeter) -> str:
     """Words for a run that has taken longer than its simulation, and for other programs; empty for another."""
     if not course.slower >= _SLOW:
         return ""
-    times = f"{course.slower:.1f}" if course.slower < 10 else f"{course.slower:,.0f}"
     others = noise.hear().others
     taking = f"; other programs take {others:.0%} of the cores" if others >= _NOTABLE else ""
-    return f"; so far {times} times as long as the whole run is simulated to take{taking}"
+    return f"; so far {times(course.slower)} times as long as the whole run is simulated to take{taking}"
 
 
 def swept(settings: Settings, axis: Slider, points: int, schedules: Sequence[Schedule]) -> list[Planned]:

@@ -220,7 +220,9 @@ def whole_machine(machine: Machine) -> Machine:
         return machine
     memory = machine.gpu.memory if machine.gpu.memory < known.gpu.memory else None
     limited = known.limit(gpu_memory=memory, link=full_link(machine) if machine.throttled else None)
-    return known if (limited.gpu, limited.link) == (machine.gpu, machine.link) else machine
+    if (limited.gpu, limited.link) != (machine.gpu, machine.link):
+        return machine
+    return replace(machine, gpu=known.gpu, link=known.link, throttled=known.throttled, sources=known.sources)
 
 
 def _known(machine: Machine) -> Machine | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
 from workbench.core.result import Result
+from workbench.hardware import Machine
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
@@ -21,6 +22,7 @@ from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
+    can_calibrate,
     on_this_computer,
     runnable,
     shortened,
@@ -52,6 +54,9 @@ _BRIEF = 30.0
 """Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
 _FEW = 1000
 """Most requests of such a run, so that its first iteration, with all prompts that fit, is over soon."""
+
+
+_CALIBRATE = "Calibrate (1 to 2 min)"
 
 
 class _Moment(NamedTuple):
@@ -113,6 +118,7 @@ class Studio:
             self.controls.schedules,
             lambda: self.measured,
             self.variants.named,
+            lambda: self.runs.earlier,
             self._check,
             self._publish_drawn,
         )
@@ -187,6 +193,7 @@ class Studio:
                 now,
                 fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
+                _CALIBRATE if self._can_calibrate() else "",
             )
 
     def _check(self, settings: Settings) -> None:
@@ -206,6 +213,11 @@ class Studio:
         if type(self._wanted) is not type(settings.schedule):
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
+
+    def _can_calibrate(self) -> bool:
+        """True where a calibration is offered; see `can_calibrate`."""
+        scenario = self.predictions.scenario(self.settings)
+        return isinstance(scenario, Scenario) and can_calibrate(scenario)
 
     def _incomplete(self) -> str:
         """The reason why the layers cannot run, if they lack an operation; empty if they lack none."""
@@ -415,6 +427,16 @@ class Studio:
         fewer = found.on(requests=min(found.requests, _FEW, max(1, few)))
         suited = shortened(fewer) or found  # the longest of a few may be longer beside the same mean
         self._change(suited.on(pipeline=now.pipeline, schedule=now.schedule))
+
+    def _on_calibrate(self, _: Message) -> None:
+        if self._can_calibrate():
+            self.runs.calibrate(self.settings, self._calibrated)
+
+    def _calibrated(self, machine: Machine) -> None:
+        """Go to this computer with the times of the model's operations."""
+        with self._lock:
+            self.controls.offer(machine)
+            self._change(self.settings.on(machine=machine))
 
     def _simulated(self, settings: Settings, soon: bool) -> float:
         """Rate of the simulation at these settings; NaN without one [output tokens/s]."""

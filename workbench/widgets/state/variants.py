@@ -14,7 +14,7 @@ from workbench.schedules import Schedule
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
-from workbench.widgets.state.figures import Plain, limited
+from workbench.widgets.state.figures import Plain, limited, under_load
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
@@ -32,11 +32,12 @@ class Variant(NamedTuple):
 
 
 class _Figure(NamedTuple):
-    """One compared figure: its text, and a number that ranks it; the largest is best, or the least."""
+    """One compared figure: its text, a number that ranks it (the largest is best, or the least), and a note on it."""
 
     text: str
     value: float
     least_is_best: bool = True
+    note: str = ""
 
 
 class Variants:
@@ -95,6 +96,7 @@ class Variants:
             "about": self._about(each.settings),
             "code": each.code,
             "rows": {name: figure.text for name, figure in mine.items()},
+            "notes": {name: figure.note for name, figure in mine.items() if figure.note},
             "best": best,
         }
 
@@ -128,8 +130,11 @@ class Variants:
         else:
             found["does not run"] = _Figure(result.why.partition(". ")[0], math.nan)
         if runs:
-            found["output tokens/s, measured"] = _Figure(digits(runs[-1].gen_tok_s), runs[-1].gen_tok_s, False)
-            found |= _of_requests(runs[-1], "measured")
+            run = runs[-1]
+            load = under_load(run.others)
+            note = f"measured {load}" if load else ""
+            found["output tokens/s, measured"] = _Figure(digits(run.gen_tok_s), run.gen_tok_s, False, note)
+            found |= _of_requests(run, "measured")
         if isinstance(ledger, Ledger):
             found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
             found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)

@@ -3,7 +3,7 @@ import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "r
 import type { Model } from "./contract";
 import { Explored } from "./explore/Explored";
 import { Point } from "./explore/Point";
-import { BenchContext, useHeld, useSend, useTalk, useTrait, useWidth } from "./hooks";
+import { BenchContext, useBench, useHeld, useTalk, useTrait, useWidth } from "./hooks";
 import { Code } from "./parts/Code";
 import { Curves } from "./parts/Curves";
 import { Explain } from "./parts/Explain";
@@ -59,15 +59,15 @@ export function Builder({ model, talk, samples }: Props): ReactNode {
 }
 
 function View({ said }: { said: string }): ReactNode {
+  const { talk } = useBench();
   const { open } = useTalk();
   const held = useHeld();
-  const send = useSend();
   const wired = useTrait("parts").includes("wiring");
   const key = (event: KeyboardEvent): void => {
     event.stopPropagation(); // keys that are pressed here mean nothing to the notebook around
-    const where = held || !wired || event.defaultPrevented ? null : travelOf(event);
+    const where = held || !wired ? null : travelOf(event);
     if (!where) return;
-    send({ do: where });
+    talk.travel(where);
     event.preventDefault();
   };
   return (

@@ -144,6 +144,7 @@ export type Control = Choice | Slider | Flag;
 export interface Settings {
   groups: { title: string; controls: Control[] }[];
   memory?: Record<Device, string>; // size of the memory of each device
+  shared?: boolean; // the lanes share the cores of the CPU
 }
 
 export interface FigureRow {
@@ -208,7 +209,8 @@ export interface Curves {
   unlimited?: number | null; // the place of no limit
   lines: Line[];
   busy: boolean;
-  takes?: Record<string, number>; // mean simulated seconds of a run of a sweep, by schedule
+  takes?: Record<string, number>; // mean seconds that a run of a sweep is expected to take, by schedule
+  paced?: string; // words for what that rests on
   chosen?: string; // the name of the chosen schedule's line
   axis?: string; // what the curves are drawn over
   axes?: Field[];
@@ -227,6 +229,7 @@ export interface Variant {
   about: string;
   code: string;
   rows: Record<string, string>;
+  notes?: Record<string, string>; // on values of some rows
   best: string[];
 }
 
@@ -234,11 +237,6 @@ export interface Channel {
   label: string;
   top: number | null;
   unit: string; // of its values, where they have one
-}
-
-export interface Pace {
-  start: number; // seconds before the first iteration
-  slower: number; // how many times as long as simulated the rest took
 }
 
 export interface Live {
@@ -253,8 +251,10 @@ export interface Live {
   again?: boolean; // a run of this wiring has ended
   sweeping?: boolean; // the runs are those of a sweep
   swept?: string; // how the last sweep ended
-  pace?: Pace | null; // of the last run
   held?: string; // why settings and wiring stay as they are
+  calibrate?: string; // words of a button that calibrates this computer for the model
+  calibrating?: boolean; // what goes on is a calibration
+  noted?: string; // how the last calibration went
   channels: Channel[];
 }
 
@@ -285,7 +285,7 @@ export type Message =
   | { do: "cut"; range: number; layer: number }
   | { do: "merge"; range: number }
   | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
-  | { do: "undo" | "redo" | "clear" | "pin" | "here" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
+  | { do: "undo" | "redo" | "clear" | "pin" | "here" | "calibrate" | "start" | "pause" | "resume" | "stop" | "ready" | "keep" }
   | { do: "open" | "axis"; name: string }
   | { do: "code"; text: string }
   | { do: "set"; name: string; value: string | number | boolean; rest: boolean }

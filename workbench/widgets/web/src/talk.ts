@@ -26,6 +26,7 @@ export interface State {
   open: boolean; // a message is not answered yet
   busy: boolean;
   gone: boolean;
+  travels: number; // steps made in the history
 }
 
 export class Talk {
@@ -34,6 +35,7 @@ export class Talk {
   private channels = new Map<string, Channel>();
   private open: { n: number; since: number }[] = [];
   private gone = false;
+  private travels = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private listeners = new Set<() => void>();
   private state: State;
@@ -65,6 +67,12 @@ export class Talk {
     }
     this.changed();
     return this.n;
+  }
+
+  // Make a step in the history.
+  travel(where: "undo" | "redo"): void {
+    this.travels += 1;
+    this.send({ do: where });
   }
 
   // True while a control's newest value is not answered.
@@ -140,7 +148,7 @@ export class Talk {
     const oldest = this.open[0];
     const busy = oldest !== undefined && Date.now() - oldest.since >= PATIENCE;
     const waiting = this.edits.length > 0;
-    return { wiring, waiting, open: waiting || oldest !== undefined, busy, gone: this.gone };
+    return { wiring, waiting, open: waiting || oldest !== undefined, busy, gone: this.gone, travels: this.travels };
   }
 
   private changed(): void {

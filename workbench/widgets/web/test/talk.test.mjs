@@ -41,6 +41,15 @@ test("a change shows at once and settles with the answer", () => {
   assert.equal(talk.snapshot().waiting, false);
 });
 
+test("steps in the history are sent and counted", () => {
+  const python = new Python(wiring(offloaded()));
+  const talk = new Talk(python);
+  talk.travel("undo");
+  talk.travel("redo");
+  assert.deepEqual(python.sent.map((message) => message.do), ["undo", "redo"]);
+  assert.equal(talk.snapshot().travels, 2);
+});
+
 test("a second change waits, and is addressed in the wiring that the first one gave", () => {
   const python = new Python(wiring(offloaded()));
   const talk = new Talk(python);

@@ -1,4 +1,4 @@
-import { useEffect, useId, useRef, useState } from "react";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "react";
 import type { KeyboardEvent, PointerEvent, ReactNode } from "react";
 
 import type { Choice as ChoiceControl } from "../contract";
@@ -7,6 +7,18 @@ import { useLeave } from "../hooks";
 // The focus stays on the button while an option is pressed.
 function stay(event: PointerEvent): void {
   event.preventDefault();
+}
+
+// True where a list of this height has no room below an element, and more above it.
+function opensUp(element: Element, height: number): boolean {
+  let [top, bottom] = [0, window.innerHeight];
+  for (let around = element.parentElement; around; around = around.parentElement) {
+    if (getComputedStyle(around).overflowY === "visible") continue;
+    const box = around.getBoundingClientRect();
+    [top, bottom] = [Math.max(top, box.top), Math.min(bottom, box.bottom)];
+  }
+  const at = element.getBoundingClientRect();
+  return at.bottom + height > bottom && at.top - top > bottom - at.bottom;
 }
 
 interface Props {
@@ -25,6 +37,9 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
   const [open, setOpen] = useState(false);
   const [at, setAt] = useState(0);
   useLeave(place, open, () => setOpen(false));
+  useLayoutEffect(() => {
+    if (open) list.current!.classList.toggle("wb-choice-up", opensUp(place.current!, list.current!.offsetHeight));
+  }, [open]);
   useEffect(() => {
     list.current?.children[at]?.scrollIntoView({ block: "nearest" });
   }, [open, at]);

@@ -219,8 +219,8 @@ function spoken({ x, y, at, lines }: CurvesTrait): string {
 // Runs this computer along the axis of the curves, under each schedule that is marked.
 function Sweep(): ReactNode {
   const { talk } = useBench();
-  const { axis, x, takes = {} } = useTrait("curves");
-  const { state, can, text, sweeping, swept, pace } = useTrait("live");
+  const { axis, x, takes = {}, paced = "" } = useTrait("curves");
+  const { state, can, text, sweeping, swept, calibrating } = useTrait("live");
   const control = useTrait("settings").groups.flatMap((group) => group.controls).find((each) => each.name === "schedule");
   const running = ACTIVE.includes(state);
   const [marked, setMarked] = useState<string[] | null>(null);
@@ -246,11 +246,11 @@ function Sweep(): ReactNode {
       </button>
       {running && (
         <button type="button" className="wb-button" disabled={state === "stopping"} onClick={() => talk.send({ do: "stop" })}>
-          {sweeping ? "Stop the sweep" : "Stop the run"}
+          Stop the {sweeping ? "sweep" : calibrating ? "calibration" : "run"}
         </button>
       )}
       {swept && <p className="wb-note wb-swept">The last sweep {swept}.</p>}
-      <p className="wb-note wb-sweep-time">{running ? text : sweepTime(takes, schedules, POINTS, pace ?? null)}</p>
+      <p className="wb-note wb-sweep-time">{running ? text : sweepTime(takes, schedules, POINTS, paced)}</p>
     </fieldset>
   );
 }

@@ -12,7 +12,8 @@ export function Settings(): ReactNode {
   const { groups } = useTrait("settings");
   const held = useHeld();
   const ended = useOf("live", (live: Live | undefined) => (live && ENDED.includes(live.state) && !live.stale ? "the run has ended" : ""));
-  const beside = held ? "held until the run ends" : ended;
+  const calibrating = useOf("live", (live: Live | undefined) => String(live?.calibrating ?? false)) === "true";
+  const beside = held ? `held until the ${calibrating ? "calibration" : "run"} ends` : ended;
   return (
     <Panel title="Settings" name="settings" beside={beside && <span className="wb-sample">{beside}</span>}>
       {groups.map(({ title, controls }) => (

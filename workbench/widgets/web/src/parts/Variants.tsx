@@ -55,10 +55,13 @@ export function Variants(): ReactNode {
               {rows.map((row) => (
                 <tr key={row}>
                   <th scope="row">{row}</th>
-                  {variants.map(({ id, rows: values, best }) => (
-                    <td key={id} className={best.includes(row) ? "wb-best" : ""}>
-                      {values[row] ?? "–"}
-                      {best.includes(row) && <span className="wb-unseen"> (best)</span>}
+                  {variants.map(({ id, rows: values, notes, best }) => (
+                    <td key={id}>
+                      <span className={best.includes(row) ? "wb-best" : ""}>
+                        {values[row] ?? "–"}
+                        {best.includes(row) && <span className="wb-unseen"> (best)</span>}
+                      </span>
+                      {notes?.[row] && <small>{notes[row]}</small>}
                     </td>
                   ))}
                 </tr>

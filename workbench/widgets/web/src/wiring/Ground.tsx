@@ -5,9 +5,11 @@ import type { Device } from "../contract";
 import { bytes } from "../format";
 import type { Layout, Stream } from "./layout";
 
-// What stands at the lanes: the capacities of both memories and the speed of the link between them.
+// What stands at the lanes: the capacities of both memories, the speed of the link between them, and whether the lanes
+// share the cores of the CPU.
 export interface Sizes extends Record<Device, string> {
   link: string;
+  shared: boolean;
 }
 
 export type GroundNode = Node<{ layout: Layout; sizes: Sizes; stale: boolean }, "ground">;
@@ -19,6 +21,8 @@ const LANES: { device: Device; name: string; memory: string }[] = [
   { device: "cpu", name: "CPU", memory: "host memory" },
 ];
 
+const COMPUTED = ["computed by", "the CPU"]; // below the name of the gpu lane, where there is no GPU
+
 // What lies beneath the cards: the two lanes, the link, the forks' outlines and the weights that are streamed.
 export const Ground = memo(function Ground({ data }: NodeProps<GroundNode>): ReactNode {
   const { layout, sizes, stale } = data;
@@ -27,20 +31,27 @@ export const Ground = memo(function Ground({ data }: NodeProps<GroundNode>): Rea
     <svg className="wb-ground" width={layout.width} height={layout.height} aria-hidden="true">
       {LANES.map(({ device, name, memory }) => {
         const { x, y, width, height } = lanes[device];
-        const middle = y + height / 2;
+        const computed = device === "gpu" && sizes.shared ? COMPUTED : [];
+        const top = y + height / 2 - 12 - 10 * computed.length; // where the name stands
+        const below = top + 18 + 14 * computed.length;
         return (
           <g key={device} className={`wb-lane wb-lane-${device}`}>
             <rect x={x} y={y} width={width} height={height} rx={8} />
-            <text x={14} y={middle - 12} className="wb-lane-name">
+            <text x={14} y={top} className="wb-lane-name">
               {name}
             </text>
-            <text x={14} y={middle + 6} className="wb-lane-memory">
+            {computed.map((line, index) => (
+              <text key={line} x={14} y={top + 15 + 13 * index} className="wb-lane-computed">
+                {line}
+              </text>
+            ))}
+            <text x={14} y={below} className="wb-lane-memory">
               {memory.split(" ")[0]}
             </text>
-            <text x={14} y={middle + 20} className="wb-lane-memory">
+            <text x={14} y={below + 14} className="wb-lane-memory">
               {memory.split(" ")[1]}
             </text>
-            <text x={14} y={middle + 36} className="wb-lane-memory wb-lane-size">
+            <text x={14} y={below + 30} className="wb-lane-memory wb-lane-size">
               {sizes[device]}
             </text>
           </g>

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import type { Wiring } from "../contract";
-import { useLeave, useSend, useTrait } from "../hooks";
+import { useBench, useLeave, useSend, useTrait } from "../hooks";
 import { MOST } from "../parts/Variants";
 import type { Kind } from "./save";
 
@@ -9,12 +9,12 @@ interface Props {
   wiring: Wiring;
   held: boolean; // settings and wiring stay as they are
   rate: string; // throughput in words
-  onTravel: (where: "undo" | "redo") => void;
   onFit: () => void;
   onSave: (kind: Kind) => void;
 }
 
-export function Toolbar({ wiring, held, rate, onTravel, onFit, onSave }: Props): ReactNode {
+export function Toolbar({ wiring, held, rate, onFit, onSave }: Props): ReactNode {
+  const { talk } = useBench();
   const send = useSend();
   const pinned = useTrait("variants").length;
   const empty = wiring.ranges.every((range) => range.chain.length === 0);
@@ -27,10 +27,10 @@ export function Toolbar({ wiring, held, rate, onTravel, onFit, onSave }: Props):
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
       <span className="wb-sample">{!wiring.fault && rate}</span>
-      <button type="button" className="wb-button" disabled={held || !wiring.undo} title="Undo (Ctrl+Z)" onClick={() => onTravel("undo")}>
+      <button type="button" className="wb-button" disabled={held || !wiring.undo} title="Undo (Ctrl+Z)" onClick={() => talk.travel("undo")}>
         Undo
       </button>
-      <button type="button" className="wb-button" disabled={held || !wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => onTravel("redo")}>
+      <button type="button" className="wb-button" disabled={held || !wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => talk.travel("redo")}>
         Redo
       </button>
       <button type="button" className="wb-button" disabled={held || empty} title="Remove every card" onClick={() => send({ do: "clear" })}>

@@ -18,14 +18,13 @@ import { Palette, type PaletteHandle } from "./Palette";
 import { RangeBar } from "./RangeBar";
 import { type Kind, save } from "./save";
 import { Toolbar } from "./Toolbar";
-import { travelOf } from "./travel";
 import { deviceName } from "./words";
 
 const END: Slot = { fork: null, arm: 0, before: null };
 
 export function Wiring(): ReactNode {
   const { model, talk, announce } = useBench();
-  const { wiring, waiting } = useTalk();
+  const { wiring, waiting, travels } = useTalk();
   const held = useHeld();
   const [asked, setShown] = useState(0);
   const mended = useRef<Fault | null>(null); // the fault whose mend was pressed last
@@ -48,6 +47,7 @@ export function Wiring(): ReactNode {
   const gpu = useOf("settings", ({ memory }) => memory?.gpu ?? "");
   const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
+  const shared = useOf("settings", (settings) => String(settings.shared ?? false)) === "true";
   const without = uncounted(wiring);
   const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
     const known = mainRow(rows)?.gen_tok_s;
@@ -55,7 +55,7 @@ export function Wiring(): ReactNode {
     const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
     return `${known} output tokens/s${of}${without && ` ${without}`}`;
   });
-  const sizes = useMemo(() => ({ gpu, cpu, link }), [gpu, cpu, link]);
+  const sizes = useMemo(() => ({ gpu, cpu, link, shared }), [gpu, cpu, link, shared]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
   useEffect(() => {
@@ -70,6 +70,7 @@ export function Wiring(): ReactNode {
     });
     return () => cancelAnimationFrame(frame);
   }, [added, keys, waiting]);
+  useEffect(() => setFocused(null), [travels]); // what is added next follows no card that was chosen before
   useEffect(() => setSaved(null), [here]);
   useEffect(() => {
     if (open && !keys.includes(open.key)) setOpen(null);
@@ -168,16 +169,6 @@ export function Wiring(): ReactNode {
     canvas.current?.hint(done ? null : (target ?? null));
     if (done && target) add(entry, target.device, target.slot);
   };
-  const travel = (where: "undo" | "redo"): void => {
-    setFocused(null);
-    talk.send({ do: where });
-  };
-  const back = (event: KeyboardEvent): void => {
-    const where = held ? null : travelOf(event);
-    if (!where) return;
-    travel(where);
-    event.preventDefault();
-  };
   const key = (event: KeyboardEvent, card: string | null): void => {
     if (card !== null && ownKey(event) && pressed(event, card)) event.preventDefault();
   };
@@ -232,7 +223,7 @@ export function Wiring(): ReactNode {
   const systems = wiring.presets.filter(({ same }) => same).map(({ label }) => label);
   const lacks = empty ? [] : (wiring.lacks[shown] ?? []);
   return (
-    <Panel title="Pipeline" name="wiring" onKeyDown={back} beside={<Toolbar wiring={wiring} held={Boolean(held)} rate={rate} onTravel={travel} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} held={Boolean(held)} rate={rate} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <div className="wb-lead">
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
