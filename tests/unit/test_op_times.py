@@ -94,7 +94,9 @@ def test_a_few_decodes_may_take_less_than_as_many_rows_of_prompts():
     for shape, seconds in truth.items():
         seen.note(decodes(*shape), seconds)
     time = seen.time()
-    assert [measured_seconds(time, decodes(*shape)) for shape in shapes] == pytest.approx(list(truth.values()), rel=1e-6)
+    assert [measured_seconds(time, decodes(*shape)) for shape in shapes] == pytest.approx(
+        list(truth.values()), rel=1e-6
+    )
 
 
 def test_no_coefficient_is_negative():

@@ -87,7 +87,12 @@ def test_prompts_pairs_decodes_and_entries_add_to_a_measured_time():
 
 def test_decodes_have_points_of_their_own_and_prefills_beside_them_add_what_they_add_to_as_many_tokens():
     time = replace(CURVE, per_context=1e4, decodes=(1.0, 4.0), decode_seconds=(0.5, 3.5))
-    assert [measured_seconds(time, Rows(decode=n, context=n)) for n in (1, 2, 4, 5)] == [10000.5, 20001.5, 40003.5, 50004.5]
+    assert [measured_seconds(time, Rows(decode=n, context=n)) for n in (1, 2, 4, 5)] == [
+        10000.5,
+        20001.5,
+        40003.5,
+        50004.5,
+    ]
     assert measured_seconds(time, Rows(prefill=4)) == 2.0
     assert measured_seconds(time, Rows(prefill=4, decode=4)) == 3.5 + (6.0 - 2.0)
 
