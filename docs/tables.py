@@ -87,7 +87,7 @@ def predictions() -> str:
 def prediction_errors(what: str) -> str:
     """Table of the errors of `bench sim`, by model or by way."""
     rows = []
-    for name, errors in errors_by(read("sim-odd-xeon-amx"), what).items():
+    for name, errors in errors_by(read("sim-odd-znver3"), what).items():
         absolute = median(abs(error) for error in errors)
         rows.append([f"`{name}`", f"{median(errors):+.1%}", f"{absolute:.1%}", str(len(errors))])
     return table((what, "median of measured over simulated, less one", "median without sign", "settings"), rows)

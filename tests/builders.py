@@ -260,6 +260,8 @@ def op_times(draw: st.DrawFn, op: str, threads: int) -> OpTime:
     steps = [draw(step), *draw(between), draw(step)]
     rest = {"prefill_attention": ("per_prompt", "per_pair"), "decode_attention": ("per_context",)}
     extra = {name: draw(rates(1e-8, 1e-2) | st.just(0.0)) for name in rest.get(op, ())}
+    if op == "experts":
+        extra["few"] = float(draw(st.integers(0, 20)))
     if op == "decode_attention" and draw(st.booleans()):
         counts = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=4)))
         longer = [draw(step) for _ in counts]

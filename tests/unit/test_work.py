@@ -97,18 +97,29 @@ def test_decodes_have_points_of_their_own_and_prefills_beside_them_add_what_they
     assert measured_seconds(time, Rows(prefill=4, decode=4)) == 3.5 + (6.0 - 2.0)
 
 
+PARTS = [(8, 0.5, 4.5), (8, 0.25, 3.5), (20, 0.05, 3.0), (3, 0.5, 1.25), (8, 1.0, 6.5), (40, 0.5, 12.5)]
+"""Decodes, the share of their experts that is computed, and seconds: of many rows the line through 5 and 10 tokens."""
+
+
+@pytest.mark.parametrize(("decodes", "share", "expected"), PARTS)
+def test_a_part_of_the_experts_of_many_rows_takes_no_kernel_for_few_rows(decodes, share, expected):
+    time = OpTime("experts", 1, (1.0, 4.0, 5.0, 10.0), (1.0, 2.5, 5.0, 7.5), few=4.0)
+    assert measured_seconds(time, Rows(decode=decodes), share) == pytest.approx(expected)
+
+
 counts = st.tuples(*[st.integers(0, 400)] * 4)
 
 
 @given(
     st.sampled_from(["experts", "prefill_attention", "decode_attention"]).flatmap(lambda op: op_times(op, 1)),
     st.lists(counts, min_size=1, max_size=6),
+    st.sampled_from([1.0, 0.5, 0.1]),
 )
-def test_no_split_into_calls_takes_less_than_the_least(time, parts):
+def test_no_split_into_calls_takes_less_than_the_least(time, parts, share):
     calls = [Rows(p, d, pairs, context, d + (p > 0)) for p, d, pairs, context in parts]
     whole = Rows()
     for call in calls:
         whole = whole.plus(call)
-    taken = sum(measured_seconds(time, call) for call in calls if call.tokens)
+    taken = sum(measured_seconds(time, call, share) for call in calls if call.tokens)
     extras = sum(time.per_pair * call.pairs + time.per_context * call.context for call in calls if not call.tokens)
-    assert least_seconds(time, whole) <= (taken + extras) * (1 + 1e-9) + 1e-15
+    assert least_seconds(time, whole, share) <= (taken + extras) * (1 + 1e-9) + 1e-15

@@ -48,6 +48,8 @@ class OpTime:
         long as other tokens.
     resident : bool
         True if its weights were resident; False if they had just come over the link, or it has none.
+    few : float
+        Most rows of the calls that have kernels for few rows; their times say nothing of calls with more.
     """
 
     op: str
@@ -60,13 +62,14 @@ class OpTime:
     decodes: tuple[float, ...] = ()
     decode_seconds: tuple[float, ...] = ()
     resident: bool = False
+    few: float = 0.0
 
     def __post_init__(self) -> None:
         slopes = (self.per_prompt, self.per_pair, self.per_context)
         self._check_points("tokens", self.tokens, self.seconds)
         if self.decodes or self.decode_seconds:
             self._check_points("decodes", self.decodes, self.decode_seconds)
-        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *self.decode_seconds, *slopes)
+        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *self.decode_seconds, *slopes, self.few)
         _check_least(f"threads of {self.op!r}", 0, self.threads)
 
     def _check_points(self, of: str, at: tuple[float, ...], seconds: tuple[float, ...]) -> None:

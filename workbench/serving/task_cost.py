@@ -49,7 +49,7 @@ Price = tuple[float, float]
 Where operations were measured, so was the lanes' effect on one another, and the bytes are 0.
 """
 Pricer = Callable[[Rows], Price]
-_Measured = Callable[[OpTime, Rows], float]
+_Measured = Callable[[OpTime, Rows, float], float]
 ENDLESS = 1e12
 """More tokens than any iteration has."""
 _ANSWERS = 16
@@ -327,7 +327,7 @@ class TaskCost:
             return self._added_up(stage, price, layer)
         share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
         of_set = self._share_of_whole(stage, layer, measured)
-        return lambda rows: (of_set(rows) * measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
+        return lambda rows: (of_set(rows) * measured(time, rows_of(stage, rows), share), 0.0)
 
     def _share_of_whole(self, stage: Stage, layer: int, measured: _Measured) -> Callable[[Rows], float]:
         """Time of some of the routed experts over that of all, which was measured.
@@ -359,7 +359,7 @@ class TaskCost:
             return lambda rows: late(Rows(decode=rows.decode))
         share = stage.defer / self._model.num_experts_per_tok
         return lambda rows: (
-            measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share)),
+            measured_seconds(time, Rows(decode=rows.decode, emits=rows.decode), share),
             0.0,
         )
 
@@ -369,7 +369,7 @@ class TaskCost:
         time = self._time(stage.op.name, threads)
         if time is not None:
             last = kind is NodeKind.HEAD
-            return lambda rows: (measured(time, Rows(prefill=rows.emits if last else rows.tokens)), 0.0)
+            return lambda rows: (measured(time, Rows(prefill=rows.emits if last else rows.tokens), 1.0), 0.0)
         price = self._roofline(self._work(stage, 0), self._device(stage.device, threads))
         return lambda rows: (price(rows)[0], 0.0)
 
@@ -583,11 +583,6 @@ def profile_shape(model: ModelConfig, precision: Precision) -> str:
     """Key of the times in a profile: the shapes of a model's layers, and the precision."""
     kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
     return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
-
-
-def _decoding(rows: Rows, share: float) -> Rows:
-    """Rows whose decodes have only a share of their experts computed; they are priced as a share of the decodes."""
-    return rows if share == 1 else rows._replace(decode=share * rows.decode)
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:

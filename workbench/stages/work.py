@@ -183,21 +183,38 @@ def seconds(work: Work, device: Device) -> float:
     return (computing if computing > moving else moving) + device.overhead
 
 
-def measured_seconds(time: OpTime, rows: Rows) -> float:
+def measured_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
     """Time of one call of an operation that was measured on this computer, for rows of its class [s].
 
-    A decode of which only some experts are computed counts as less than one token: below one, time is in proportion.
+    Decodes of which only a share of their experts is computed count as that share of a token each: below one token,
+    time is in proportion. Such a call has the kernels for as many rows as there are.
     """
-    tokens = rows.tokens
-    if not tokens:
-        return 0.0
     if rows.decode and time.decodes:
         base = _at(time.decodes, time.decode_seconds, rows.decode)
         if rows.prefill:
-            base += _at(time.tokens, time.seconds, tokens) - _at(time.tokens, time.seconds, rows.decode)
+            base += _at(time.tokens, time.seconds, rows.tokens) - _at(time.tokens, time.seconds, rows.decode)
     else:
-        base = _at(time.tokens, time.seconds, tokens)
-    return base + _beyond_tokens(time, rows, rows.emits - rows.decode)
+        base = _of_share(time, rows, share)
+    return base + _beyond_tokens(time, rows, rows.emits - rows.decode) if rows.tokens else 0.0
+
+
+def _of_share(time: OpTime, rows: Rows, share: float) -> float:
+    """Time of the tokens of a call, of whose decodes a share of the experts is computed.
+
+    With more than `few` rows it goes on below the first point of so many as it does behind it, but is at least in
+    proportion to that point.
+    """
+    tokens = rows.prefill + share * rows.decode
+    if not tokens:
+        return 0.0
+    if share < 1 and 0 < time.few < rows.tokens:
+        first = bisect(time.tokens, time.few)
+        points = time.tokens[first:]
+        seconds = time.seconds[first:]
+        if len(points) > 1 and tokens < points[0]:
+            slope = _slopes(points, seconds)[0]
+            return max(seconds[0] * tokens / points[0], seconds[0] - slope * (points[0] - tokens))
+    return _at(time.tokens, time.seconds, tokens)
 
 
 def _at(points: Sequence[float], seconds: Sequence[float], count: float) -> float:
@@ -211,12 +228,15 @@ def _at(points: Sequence[float], seconds: Sequence[float], count: float) -> floa
     return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
 
-def least_seconds(time: OpTime, rows: Rows) -> float:
-    """Least time of these rows, however they are split into calls: every token at the best rate of any call [s]."""
+def least_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
+    """Least time of these rows, however they are split into calls: every token at the best rate of any call [s].
+
+    `share` is that of `measured_seconds`.
+    """
     beyond = _beyond_tokens(time, rows, rows.emits - rows.decode)
     rate = _best_rate(time.tokens, time.seconds)
     if not time.decodes:
-        return rate * rows.tokens + beyond
+        return rate * (rows.prefill + share * rows.decode) + beyond
     beside = min(rate, *_slopes(time.tokens, time.seconds))
     return beside * rows.prefill + _best_rate(time.decodes, time.decode_seconds) * rows.decode + beyond
 

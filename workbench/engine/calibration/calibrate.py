@@ -43,7 +43,7 @@ from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import CGOPipe, FlexGenS3, Overlap, Schedule, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, Schedule, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.schedules.plan import Plan, Task
 from workbench.serving import prepare, serve
@@ -108,8 +108,8 @@ _STREAMED = fetch(weights) | _APART
 _LATENT = fetch(experts.weights) | _APART
 """Prompts of latent attention want the weights of `qkv` and of `out_proj` at once."""
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+_RESIDENT_PIPELINES = {"resident": _RESIDENT, "halves": _APART}
 _ALONE = ("streamed", "resident")
-_RESIDENT_KINDS = ("resident", "halves")
 _TOGETHER = ("phases", "pages", "parts")
 _KINDS: dict[str, Schedule] = {
     "streamed": Sequential(),
@@ -118,7 +118,7 @@ _KINDS: dict[str, Schedule] = {
     "phases": VSLPipe(),
     "pages": CGOPipe(),
     "parts": FlexGenS3(),
-    "halves": Overlap(),
+    "halves": FastDecode(),
 }
 """Kinds of plans: lanes that work in turn without a rest, that rest while weights arrive, and that work at once."""
 
@@ -135,8 +135,8 @@ def calibrate(
     """This computer with the times of a model's operations: what `simulate` needs to predict `run` closely.
 
     Plans are executed as a run executes them, with batches of several sizes: one task at a time with weights that have
-    just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes and
-    the link at once. Every operation is timed in its place there, with each number of threads that its lane
+    just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes at
+    once, beside the link and without it. Every operation is timed in its place there, with each number of threads that its lane
     may have, or on the card where the gpu lane is computed there; so are transfers, hand-overs, the data mover beside
     computation and Python between two iterations. What others disturbed counts only where nothing else is. No workload
     is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere
@@ -231,9 +231,7 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
 
 def _pipeline(kind: str, model: ModelConfig) -> Pipeline:
     """The pipeline of a kind of plans."""
-    if kind in _RESIDENT_KINDS:
-        return _RESIDENT
-    return _LATENT if model.kv_lora_rank else _STREAMED
+    return _RESIDENT_PIPELINES.get(kind, _LATENT if model.kv_lora_rank else _STREAMED)
 
 
 def _resident_shapes(shapes: Sequence[Shape]) -> list[Shape]:

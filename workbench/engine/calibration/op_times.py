@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import isotonic_regression, nnls
 
 from workbench.engine.calibration.timed import Call, Pass
+from workbench.engine.model.few_rows import MOST
 from workbench.hardware.profile import Contention, Cores, OpTime
 from workbench.stages import BUILT_IN, Rows, measured_seconds
 
@@ -164,7 +165,8 @@ class Seen:
                 groups[rows.tokens].append(seconds)
         tokens = sorted(groups)
         rising = isotonic_regression([typical(groups[number]) for number in tokens]).x
-        return OpTime(self.op, self.threads, tuple(map(float, tokens)), tuple(rising.tolist()))
+        few = MOST if self.threads else 0.0
+        return OpTime(self.op, self.threads, tuple(map(float, tokens)), tuple(rising.tolist()), few=few)
 
     def _prefill(self) -> OpTime:
         """Per call, per prompt, per token and per query-key pair."""
