@@ -573,7 +573,7 @@ def test_a_figure_of_a_sample_says_so_beside_its_number(opened):
     builder.page.evaluate("fake.put({figures: {...fake.state.figures, sample: 'first 2,000 of 20,000 requests'}})")
     reading.filter(has_text="first 2,000 of 20,000 requests").wait_for()
     bar = builder.page.get_by_role("toolbar", name="Wiring")
-    assert "631 output tokens/s with first 2,000 of 20,000 requests" in bar.inner_text()
+    assert "631 output tokens/s simulated with first 2,000 of 20,000 requests" in bar.inner_text()
 
 
 def test_a_legend_says_a_sample_only_where_the_point_is_one(opened):
@@ -696,7 +696,9 @@ def test_what_a_layer_lacks_is_added_by_a_button_before_what_follows_it(opened):
     builder.press("Delete")
     lead = builder.page.locator(".wb-lead")
     assert "Not in this layer: out_proj" in lead.inner_text()
-    assert "output tokens/s without out_proj" in builder.page.get_by_role("toolbar", name="Wiring").inner_text()
+    assert (
+        "output tokens/s simulated without out_proj" in builder.page.get_by_role("toolbar", name="Wiring").inner_text()
+    )
     assert lead.get_by_role("button").all_inner_texts() == ["Add out_proj on the GPU", "Add out_proj on the CPU"]
     lead.get_by_role("button", name="Add out_proj on the CPU").click()
     builder.settled()

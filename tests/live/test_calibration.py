@@ -102,7 +102,7 @@ def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, mon
 
     monkeypatch.setattr(Forward, "compute", slowly)
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-3:])
     found = wb.calibrate(tiny, refresh=True)
     assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
 
@@ -177,7 +177,7 @@ def test_what_was_calibrated_under_load_says_so_and_is_made_again_when_it_is_qui
 
 def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, quick, tmp_path, monkeypatch):
     model = make_model(QWEN2)
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-3:])
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
     found = wb.calibrate(model)
     profile = found.profile(profile_shape(model, Precision("fp32", "fp32")))
@@ -208,7 +208,7 @@ def test_refresh_measures_again(calibrated, tiny, folder, monkeypatch):
 
 
 def test_a_watcher_is_told_how_much_is_done_and_ends_a_calibration(tiny, quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-3:])
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
     shares = []
 

@@ -50,6 +50,13 @@ def test_more_rows_never_take_less_time_and_what_fell_is_averaged():
     assert seen.time().seconds == (1.0, 2.5, 2.5, 5.0)
 
 
+def test_times_of_numbers_near_one_another_do_not_tilt_what_follows():
+    seen = Seen("combine", 1)
+    for rows, seconds in ((500, 1.0), (1037, 2.0), (1048, 2.2)):
+        seen.note(Rows(prefill=rows), seconds)
+    assert measured_seconds(seen.time(), Rows(prefill=10_000)) == pytest.approx(20.0, rel=0.1)
+
+
 def test_calls_without_rows_tell_nothing():
     seen = Seen("qkv", 1)
     for rows, seconds in ((0, 9.0), (1, 1.0), (2, 2.0)):

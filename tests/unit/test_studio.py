@@ -1106,7 +1106,7 @@ def test_a_run_that_is_stopped_while_it_waits_never_begins():
 def test_the_prediction_beside_a_run_says_what_it_rests_on():
     settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
     assert prediction_of(settings, math.nan) == ""
-    assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration (wb.calibrate)"
+    assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration"
     calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
     assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"
 

@@ -136,11 +136,12 @@ def calibrate(
 
     Plans are executed as a run executes them, with batches of several sizes: one task at a time with weights that have
     just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes at
-    once, beside the link and without it. Every operation is timed in its place there, with each number of threads that its lane
-    may have, or on the card where the gpu lane is computed there; so are transfers, hand-overs, the data mover beside
-    computation and Python between two iterations. What others disturbed counts only where nothing else is. No workload
-    is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere
-    with `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet computer.
+    once, beside the link and without it. Every operation is timed in its place there, with each number of threads that
+    its lane may have, or on the card where the gpu lane is computed there; so are transfers, hand-overs, the data mover
+    beside computation and Python between two iterations. What others disturbed counts only where nothing else is. No
+    workload is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it
+    elsewhere with `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet
+    computer.
 
     Parameters
     ----------

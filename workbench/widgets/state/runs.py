@@ -389,7 +389,7 @@ def prediction_of(settings: Settings, rate: float) -> str:
     """The simulated rate of a run in words, behind the rate so far; empty where there is none."""
     if math.isnan(rate):
         return ""
-    how = "" if settings.machine.profiles else ", without a calibration (wb.calibrate)"
+    how = "" if settings.machine.profiles else ", without a calibration"
     return f"; {digits(rate)} simulated for the whole run{how}"
 
 

@@ -53,7 +53,7 @@ export function Wiring(): ReactNode {
     const known = mainRow(rows)?.gen_tok_s;
     if (!known) return problem && "no figures; Figures tells why";
     const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
-    return `${known} output tokens/s${of}${without && ` ${without}`}`;
+    return `${known} output tokens/s simulated${of}${without && ` ${without}`}`;
   });
   const sizes = useMemo(() => ({ gpu, cpu, link, shared }), [gpu, cpu, link, shared]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
