@@ -511,7 +511,7 @@ def test_among_variants_of_several_models_none_is_the_best(desk):
 def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
     tight = settings.on(gpu_memory=settings.gpu_memory / 1e6)
-    result = replace(wb.simulate(settings.scenario(), VSLPipe()), seconds=1.0)
+    result = replace(wb.simulate(settings.scenario(), VSLPipe()), seconds=1.0, source=Source.MEASURED)
     variants = Variants(Predictions(), lambda: [(settings, result)])
     variants.pin(settings, "")
     variants.pin(tight, "")
@@ -520,9 +520,11 @@ def test_a_variant_tells_what_was_measured_of_it_and_why_there_is_no_figure():
     for source in ("simulated", "measured"):
         assert run[f"mean time to first token, {source}"] == format_seconds(result.ttft)
     for energy, told in ((Energy(1.0, "model of an A100"), None), (Energy(result.generated, "RAPL"), "1 J/token")):
-        other = Variants(Predictions(), lambda: [(settings, replace(result, energy=energy))])  # noqa: B023
+        counted = replace(result, energy=energy)
+        other = Variants(Predictions(), lambda: [(settings, counted)])  # noqa: B023
         other.pin(settings, "")
         assert other.plain()[0]["rows"].get("energy, measured") == told
+        assert figure(counted, "VSLPipe", result, chosen=False)["energy"] == (told or "")
     assert "output tokens/s, measured" not in none
     assert "output tokens/s, simulated" not in none
     assert "limited by" not in none

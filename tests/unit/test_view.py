@@ -709,7 +709,8 @@ def test_a_calibration_is_offered_and_its_machine_takes_the_place_of_the_one_wit
     say(view, "calibrate")
     assert bench.begun.wait(SECONDS)
     memory = before.memory
-    assert bench.asked == {"model": before.model, "weights": memory.weights, "kv": memory.kv, "device": "cpu"}
+    asked = {"model": before.model, "weights": memory.weights, "kv": memory.kv, "device": "cpu", "refresh": False}
+    assert bench.asked == asked
     until(lambda: re.fullmatch(r"timing operations of tiny, about \d+ s left", view.live["text"]))
     assert (view.live["state"], view.live["calibrating"], view.live["share"]) == ("loading", True, 0.25)
     assert view.live["held"].startswith("Settings and wiring stay as they are while a calibration is going on")
@@ -741,12 +742,18 @@ def test_one_that_was_calibrated_is_found_again_under_its_name(view, bench):
     assert view.studio.settings.machine == found
 
 
-def test_a_calibration_tells_the_load_that_it_was_made_under(view, bench):
+def test_a_calibration_tells_the_load_that_it_was_made_under_and_is_offered_again(view, bench):
     bench.others = 0.12
     bench.go.set()
     say(view, "calibrate")
-    until(lambda: view.live["noted"] != "")
+    until(lambda: view.live["noted"] != "" and not view.studio.runs.busy)
     assert view.live["noted"] == "Calibrated for tiny, while other programs took 12 % of the cores."
+    assert view.live["calibrate"] == "Calibrate again (1 to 2 min)"
+    bench.others = 0.0
+    say(view, "calibrate")
+    until(lambda: view.live["noted"] == "Calibrated for tiny." and not view.studio.runs.busy)
+    assert bench.asked["refresh"]
+    assert view.live["calibrate"] == ""
 
 
 def test_no_run_begins_beside_a_calibration_and_none_beside_a_run(view, bench, runs):

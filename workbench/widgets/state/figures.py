@@ -34,7 +34,7 @@ def figure(
     if isinstance(result, Refused):
         return {**row, "why": result.why}
     served = result.source is not Source.BOUND
-    joules = "" if result.energy is None or not result.generated else digits(result.energy.joules / result.generated)
+    joules = joules_per_token(result)
     shown = result.gen_tok_s if rate is None else rate
     whole = served and rate is None
     of_bound = None if isinstance(bound, Refused) or not served else shown / bound.gen_tok_s
@@ -46,10 +46,20 @@ def figure(
         "ttft": format_seconds(result.ttft) if whole and result.ttft == result.ttft else "",
         "tbt": format_seconds(result.tbt) if whole and result.tbt == result.tbt else "",
         "seconds": format_seconds(result.seconds) if rate is None else "",
-        "energy": f"{joules} J/token" if joules else "",
+        "energy": "" if joules is None else f"{digits(joules)} J/token",
         "preemptions": f"{result.preemptions:,}" if whole else "",
         "limited": limited(result),
     }
+
+
+def joules_per_token(result: Result) -> float | None:
+    """Energy of an output token [J]; None if none was counted: what a model says of a run was not measured."""
+    energy = result.energy
+    if energy is None or not result.generated:
+        return None
+    if result.source is Source.MEASURED and energy.source.startswith("model"):
+        return None
+    return energy.joules / result.generated
 
 
 def limited(result: Result) -> str:

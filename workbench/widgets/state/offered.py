@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.core.catalogue import cache_path, data_path
 from workbench.core.errors import CheckpointError, WorkbenchError
+from workbench.core.quiet import OTHERS
 from workbench.core.units import format_bytes
 from workbench.hardware import Machine, machines
 from workbench.hardware.assembly import machine as assembled
@@ -137,10 +138,13 @@ def why_not_live(settings: Settings) -> str:
 
 
 def can_calibrate(scenario: Scenario) -> bool:
-    """True where a calibration would bring simulations closer: of a model with weights here, which has none yet."""
+    """True where a calibration would bring simulations closer.
+
+    Of a model with weights here, on this computer, that has none yet, or one that was made under load.
+    """
     machine = scenario.machine
     known = machine.profile(profile_shape(scenario.model, scenario.precision))
-    return machine.is_local and scenario.model.path is not None and known is None
+    return machine.is_local and scenario.model.path is not None and (known is None or known.others > OTHERS)
 
 
 def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:

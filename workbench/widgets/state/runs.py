@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import StoppedError, WorkbenchError
-from workbench.core.quiet import NoiseMeter
+from workbench.core.quiet import OTHERS, NoiseMeter
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
 from workbench.hardware import Machine
@@ -238,10 +238,12 @@ class Runs:
                 text = f"timing operations of {settings.model.name}{about}"
                 self._publish({**IDLE, "state": "loading", "text": text, "share": share})
 
-        memory = settings.memory
-        device = "cuda" if settings.machine.has_card else "cpu"
+        machine = settings.machine
+        kind = {"weights": settings.memory.weights, "kv": settings.memory.kv}
+        device = "cuda" if machine.has_card else "cpu"
+        under_load_before = any(profile.others > OTHERS for profile in machine.profiles)
         try:
-            machine = calibrate(settings.model, weights=memory.weights, kv=memory.kv, device=device, watch=watch)
+            machine = calibrate(settings.model, **kind, device=device, refresh=under_load_before, watch=watch)
             self._earlier = Earlier()  # what was simulated before is not what is simulated from here on
             made(machine)
             load = under_load(machine.profiles[0].others)

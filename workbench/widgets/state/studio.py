@@ -56,7 +56,7 @@ _FEW = 1000
 """Most requests of such a run, so that its first iteration, with all prompts that fit, is over soon."""
 
 
-_CALIBRATE = "Calibrate (1 to 2 min)"
+_CALIBRATE = "Calibrate{} (1 to 2 min)"
 
 
 class _Moment(NamedTuple):
@@ -193,7 +193,7 @@ class Studio:
                 now,
                 fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
-                _CALIBRATE if self._can_calibrate() else "",
+                _CALIBRATE.format(" again" * bool(now.machine.profiles)) if self._can_calibrate() else "",
             )
 
     def _check(self, settings: Settings) -> None:

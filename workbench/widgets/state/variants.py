@@ -14,7 +14,7 @@ from workbench.schedules import Schedule
 from workbench.serving.ledger import Ledger
 from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
-from workbench.widgets.state.figures import Plain, limited, under_load
+from workbench.widgets.state.figures import Plain, joules_per_token, limited, under_load
 from workbench.widgets.state.predictions import Predictions
 from workbench.widgets.state.settings import Settings
 
@@ -147,8 +147,8 @@ def _of_requests(result: Result, source: str) -> dict[str, _Figure]:
         f"mean time to first token, {source}": _Figure(format_seconds(result.ttft), result.ttft),
         f"mean time between tokens, {source}": _Figure(format_seconds(result.tbt), result.tbt),
     }
-    if result.energy is not None and not (source == "measured" and result.energy.source.startswith("model")):
-        each = result.energy.joules / result.generated
+    each = joules_per_token(result)
+    if each is not None:
         found[f"energy, {source}"] = _Figure(f"{digits(each)} J/token", each)
     return found
 
