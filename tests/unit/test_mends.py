@@ -19,8 +19,10 @@ from workbench.pipeline import (
     lacking,
     load,
     offload,
+    placed,
     removed,
     resolve,
+    with_set,
 )
 from workbench.pipeline.elements import located_stages
 from workbench.stages import (
@@ -259,6 +261,21 @@ def test_experts_on_each_device_are_offered_split_over_both():
     assert fault.mends[0].pipeline == divided(WHOLE, (5,), slice(2))
     alike = fault_of(added(WHOLE, experts, GPU, (6,)), model=tiny_model())
     assert [mend.label for mend in alike.mends] == labels[1:2]
+
+
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_a_set_of_experts_alone_is_mended_by_its_rest_on_the_other_device_or_by_all_experts(device):
+    whole = placed(WHOLE, (5,), device)
+    ((path, _),) = ((path, stage) for path, stage in located_stages(whole.chain) if stage.op is experts)
+    fault = fault_of(with_set(whole, path, slice(1)), model=tiny_model())
+    assert fault.path == path
+    assert "experts[:1] is a part of the experts" in fault.text
+    others, every = fault.mends
+    assert others.label == f"Compute all others on the {device.other.value.upper()}"
+    sets = {stage.op.name: stage.device for _, stage in located_stages(others.pipeline.chain) if stage.op.subset}
+    assert sets == {"experts[:1]": device, "experts[~:1]": device.other}
+    assert fault_of(others.pipeline, model=tiny_model()) is None
+    assert every.pipeline == whole
 
 
 def test_a_second_set_of_one_name_is_named_as_the_cause():

@@ -706,6 +706,7 @@ def machine_shown(view: View) -> str:
 def test_a_calibration_is_offered_and_its_machine_takes_the_place_of_the_one_without(view, bench):
     before, named = view.studio.settings, machine_shown(view)
     assert view.live["calibrate"] == "Calibrate (1 to 2 min)"
+    assert view.settings["uncalibrated"]
     say(view, "calibrate")
     assert bench.begun.wait(SECONDS)
     memory = before.memory
@@ -720,6 +721,7 @@ def test_a_calibration_is_offered_and_its_machine_takes_the_place_of_the_one_wit
     assert now == before.on(machine=now.machine)
     assert now.machine.profiles
     assert machine_shown(view) == named
+    assert not view.settings["uncalibrated"]
     assert (view.live["noted"], view.live["calibrate"]) == ("Calibrated for tiny.", "")
     assert (view.live["state"], view.live["calibrating"]) == ("none", False)
     say(view, "undo")

@@ -163,6 +163,23 @@ def divided(pipeline: Pipeline, path: Path, subset: ExpertSet | slice) -> Pipeli
     return _settled(spliced(pipeline.chain, path, 1, (fork,)), pipeline.fetches)
 
 
+def with_rest(pipeline: Pipeline, path: Path) -> Pipeline:
+    """The set of experts at a path beside all others, which the other device computes.
+
+    Raises
+    ------
+    PipelineError
+        If no set of routed experts stands there.
+    """
+    stage = _experts(pipeline, path)
+    if stage.op.subset is None:
+        raise PipelineError(f"{stage} at {list(path)} has all experts; give the path of a set of them.")
+    rest = Stage(_some_experts(~stage.op.subset, stage.op.rows), stage.device.other)
+    arms = (stage, rest) if stage.device is Place.GPU else (rest, stage)
+    fork = Fork(tuple((each,) for each in arms))
+    return _settled(spliced(pipeline.chain, path, 1, (fork,)), pipeline.fetches)
+
+
 def can_be_divided(stage: Stage) -> bool:
     """True for the stages that `divided` takes."""
     return stage.op is experts and not stage.defer and not stage.skip

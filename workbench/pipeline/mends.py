@@ -19,6 +19,8 @@ from workbench.pipeline.edits import (
     placed,
     removed,
     shifted,
+    with_rest,
+    with_set,
 )
 from workbench.pipeline.elements import (
     BufferRows,
@@ -122,7 +124,20 @@ def _unsuited(pipeline: Pipeline, model: ModelConfig) -> Fault | None:
             return Fault(text, path, (Mend(f"Remove {stage.op}", removed(pipeline, path)),))
         if text := leaves_none(stage, model):
             return Fault(text, path, (_with_one_left(pipeline, path, stage, model),))
-    return None
+    return _lone_set(pipeline)
+
+
+def _lone_set(pipeline: Pipeline) -> Fault | None:
+    """The set of experts beside which nothing computes the others, where it is the only stage of routed experts."""
+    routed = [(path, stage) for path, stage in located_stages(pipeline.chain) if stage.op.plain is experts]
+    if len(routed) != 1 or routed[0][1].op.subset is None:
+        return None
+    (path, stage), *_ = routed
+    mends = [Mend(f"Use all experts on the {_said(stage.device)}", with_set(pipeline, path, None))]
+    beside = with_rest(pipeline, path)
+    if _refusal(beside) is None:
+        mends.insert(0, Mend(f"Compute all others on the {_said(stage.device.other)}", beside))
+    return Fault(f"{stage.op} is a part of the experts, and nothing computes the others.", path, tuple(mends))
 
 
 def _with_one_left(pipeline: Pipeline, path: Path, stage: Stage, model: ModelConfig) -> Mend:

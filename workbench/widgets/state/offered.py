@@ -12,6 +12,7 @@ from workbench.core.quiet import OTHERS
 from workbench.core.units import format_bytes
 from workbench.hardware import Machine, machines
 from workbench.hardware.assembly import machine as assembled
+from workbench.hardware.profile import Profile
 from workbench.models import ModelConfig, checkpoint, models
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
@@ -142,9 +143,14 @@ def can_calibrate(scenario: Scenario) -> bool:
 
     Of a model with weights here, on this computer, that has none yet, or one that was made under load.
     """
-    machine = scenario.machine
-    known = machine.profile(profile_shape(scenario.model, scenario.precision))
-    return machine.is_local and scenario.model.path is not None and (known is None or known.others > OTHERS)
+    known = calibration_of(scenario)
+    there = scenario.machine.is_local and scenario.model.path is not None
+    return there and (known is None or known.others > OTHERS)
+
+
+def calibration_of(scenario: Scenario) -> Profile | None:
+    """The times of the model's operations on the machine, if they were measured."""
+    return scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
 
 
 def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:

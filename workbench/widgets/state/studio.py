@@ -22,6 +22,7 @@ from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
+    calibration_of,
     can_calibrate,
     on_this_computer,
     runnable,
@@ -206,13 +207,18 @@ class Studio:
 
     def _told_controls(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
         """The controls, with notes: on the lanes of this computer, and on a schedule that stands in for another."""
-        told = self.controls.plain(settings, refused)
+        told = {**self.controls.plain(settings, refused), "uncalibrated": self._is_uncalibrated(settings)}
         named = {one["name"]: one for group in told["groups"] for one in group["controls"]}
         if settings.machine.shares_cores:
             named["machine"]["note"] = "Its CPU computes both lanes, each on half of the cores; the link is a copy."
         if type(self._wanted) is not type(settings.schedule):
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
+
+    def _is_uncalibrated(self, settings: Settings) -> bool:
+        """True if simulations are of this computer, whose times of the model's operations were not measured."""
+        scenario = self.predictions.scenario(settings)
+        return settings.machine.is_local and isinstance(scenario, Scenario) and calibration_of(scenario) is None
 
     def _can_calibrate(self) -> bool:
         """True where a calibration is offered; see `can_calibrate`."""

@@ -145,6 +145,7 @@ export interface Settings {
   groups: { title: string; controls: Control[] }[];
   memory?: Record<Device, string>; // size of the memory of each device
   shared?: boolean; // the lanes share the cores of the CPU
+  uncalibrated?: boolean; // the operations were not timed on this computer, which the simulations are of
 }
 
 export interface FigureRow {

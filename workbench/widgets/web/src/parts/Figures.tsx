@@ -83,6 +83,7 @@ export function Figures(): ReactNode {
 // The figure that this view is about, and how far it is from the most that is possible.
 function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRow | undefined; sample: string }): ReactNode {
   const without = useOf("wiring", uncounted);
+  const uncalibrated = useOf("settings", (settings) => String(settings.uncalibrated ?? false)) === "true";
   return (
     <div className="wb-reading">
       <p className="wb-reading-main">
@@ -96,6 +97,7 @@ function Reading({ row, measured, sample }: { row: FigureRow; measured: FigureRo
       </p>
       <p className="wb-reading-of">
         {row.name}, {row.source}
+        {uncalibrated && row.source === "simulated" && " without a calibration"}
         {typeof row.of_bound === "number" && `, ${percent(row.of_bound)} of the bound`}
       </p>
       {measured && (

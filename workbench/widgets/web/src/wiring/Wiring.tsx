@@ -48,12 +48,13 @@ export function Wiring(): ReactNode {
   const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
   const shared = useOf("settings", (settings) => String(settings.shared ?? false)) === "true";
+  const how = useOf("settings", ({ uncalibrated }) => (uncalibrated ? "simulated without a calibration" : "simulated"));
   const without = uncounted(wiring);
   const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
     const known = mainRow(rows)?.gen_tok_s;
     if (!known) return problem && "no figures; Figures tells why";
     const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
-    return `${known} output tokens/s simulated${of}${without && ` ${without}`}`;
+    return `${known} output tokens/s ${how}${of}${without && ` ${without}`}`;
   });
   const sizes = useMemo(() => ({ gpu, cpu, link, shared }), [gpu, cpu, link, shared]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
