@@ -67,7 +67,7 @@ export function Live(): ReactNode {
       {!calibrating && state !== "none" && (
         <figure className={stale ? "wb-live-stale" : ""}>
           <figcaption className="wb-live-title">{runTitle(active, live)}</figcaption>
-          <Progress label="Run" share={share} />
+          <Progress label="Run: prompt and output tokens" share={share} />
           {channels.length > 0 && <Strip key={channels.map((channel) => channel.label).join()} />}
         </figure>
       )}
@@ -77,7 +77,7 @@ export function Live(): ReactNode {
 
 function Progress({ label, share }: { label: string; share: number }): ReactNode {
   return (
-    <div className="wb-progress" role="progressbar" aria-label={label} aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
+    <div className="wb-progress" role="progressbar" title={label} aria-label={label} aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
       <i style={{ width: `${100 * Math.min(1, share)}%` }} />
     </div>
   );
