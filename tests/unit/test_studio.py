@@ -102,6 +102,19 @@ def test_a_rate_reads_the_same_in_the_table_and_in_the_explanation():
     assert [four_digits(rate) for rate in rates[2:]] == [digits(rate) for rate in rates[2:]]
 
 
+def test_a_precision_that_the_gpu_has_no_rate_for_is_mended_by_one_that_it_has(desk):
+    desk.drawn()
+    card = wb.machine(gpu="rtx-5090", cpu="xeon-8380", memory="256GB")
+    desk.studio._change(desk.studio.settings.on_machine(card).on_model(tiny_model(dtype="fp32")))
+    figures = desk.drawn()["figures"]
+    assert "has no known FLOP rate for fp32" in figures["problem"]
+    (mend,) = figures["mends"]
+    assert mend["label"] == "Use bf16 weights and KV"
+    desk.say("fix", id=mend["id"])
+    assert desk.drawn()["figures"]["problem"] == ""
+    assert (desk.studio.settings.memory.weights, desk.studio.settings.memory.kv) == ("bf16", "bf16")
+
+
 def test_the_sizes_of_memories_are_told_where_there_are_no_figures(desk):
     before = desk.drawn()["settings"]["memory"]
     assert not desk.shown["settings"]["shared"]

@@ -742,6 +742,9 @@ def test_one_that_was_calibrated_is_found_again_under_its_name(view, bench):
     assert not view.live["calibrate"]
     say(view, "set", name="machine", value=named)
     assert view.studio.settings.machine == found
+    say(view, "set", name="machine", value=next(iter(machines_offered(wb.machines["a40"]))))
+    say(view, "here")
+    assert view.studio.settings.machine == found
 
 
 def test_a_calibration_tells_the_load_that_it_was_made_under_and_is_offered_again(view, bench):

@@ -242,7 +242,7 @@ def with_weights(**changes):
 
 def test_settings_for_this_computer_have_requests_that_its_model_takes():
     away = of(server().on(workload=Workload.lengths([400, 4000], 200)))
-    found = on_this_computer(away.on_model(with_weights(max_position_embeddings=128)))
+    found = on_this_computer(away.on_model(with_weights(max_position_embeddings=128)), wb.Machine.local())
     assert found.machine.is_local
     assert found.model.path is not None
     longest = found.scenario().workload

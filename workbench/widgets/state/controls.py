@@ -263,6 +263,11 @@ class Controls:
         """The models that are offered."""
         return self._models.values()
 
+    @property
+    def this_computer(self) -> Machine:
+        """This computer as it is offered: with its calibration, if it has one."""
+        return next((each for each in self._machines.values() if each.is_local), Machine.local())
+
     def schedules(self, settings: Settings) -> tuple[Schedule, ...]:
         """Every schedule that is offered, the chosen one with its settings."""
         return tuple(self._offer_schedules(settings).values())

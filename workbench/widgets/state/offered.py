@@ -160,14 +160,14 @@ def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig |
     return next(there, None)
 
 
-def on_this_computer(settings: Settings) -> Settings | None:
-    """The settings with this computer as the machine, and requests that it and the model take; None if none fit."""
-    return shortened(with_this_machine(settings))
+def on_this_computer(settings: Settings, here: Machine) -> Settings | None:
+    """The settings on this computer, with requests that it and the model take; None if none fit."""
+    return shortened(with_this_machine(settings, here))
 
 
-def with_this_machine(settings: Settings) -> Settings:
-    """The settings with this computer as the machine, whether they fit it or not."""
-    return settings if settings.machine.is_local else settings.on_machine(Machine.local())
+def with_this_machine(settings: Settings, here: Machine) -> Settings:
+    """The settings on this computer, whether they fit it or not."""
+    return settings if settings.machine.is_local else settings.on_machine(here)
 
 
 def shortened(settings: Settings) -> Settings | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -338,7 +339,7 @@ class Studio:
             if not self._takes(self.settings):
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
-            return []
+            return [self._fix(fixed, f"Use {words}") for words, fixed in self._in_known_precision()]
         single = list(_possible(self.settings, ledger))
         for change, fixed in single:
             told.append(self._fix(fixed, f"Use {change.words} (now {change.now})"))
@@ -347,6 +348,15 @@ class Studio:
         if all(change.factor > _MUCH for change, _ in single):
             told += self._after(self._in_shorter_iterations())
         return told
+
+    def _in_known_precision(self) -> Iterator[tuple[str, Settings]]:
+        """The settings with weights and KV in the first precision that the GPU computes in, in words too."""
+        now = self.settings
+        for dtype, _ in now.machine.gpu.flops:
+            fixed = now.on(memory=replace(now.memory, weights=dtype, kv=dtype))
+            if fixed != now and self.predictions.refused(fixed) is None:
+                yield f"{dtype} weights and KV", fixed
+                return
 
     def _streamed(self) -> Iterator[tuple[str, Settings]]:
         """The settings with weights streamed that stay on the GPU now, in words too."""
@@ -421,9 +431,10 @@ class Studio:
         chosen = now if model == now.model else self.controls["model"].write(now, model)
         if self.wirings.fault(now.pipeline, model) is not None:  # requests suit the wiring that its mends lead to
             chosen = chosen.on(pipeline=self.wirings.mended(now.pipeline, model), schedule=Overlap())
-        found = on_this_computer(chosen)
+        here = self.controls.this_computer
+        found = on_this_computer(chosen, here)
         if found is None:
-            shortest = with_this_machine(chosen).on(prompt_len=1, output_len=1)
+            shortest = with_this_machine(chosen, here).on(prompt_len=1, output_len=1)
             refused = self.predictions.refused(shortest)
             small = f"{model.name} does not fit this computer in this wiring; choose another model."
             self.runs.allow(now, refused.why if refused is not None else small)
