@@ -383,6 +383,21 @@ def test_a_list_opens_where_there_is_room(opened, room, up):
     assert builder.page.evaluate("scrollY") == before
 
 
+def test_a_list_is_no_higher_than_what_is_seen_and_moves_nothing_but_itself(opened):
+    builder = opened("vslpipe")
+    builder.page.set_viewport_size({"width": 1280, "height": 300})
+    button = builder.page.get_by_role("combobox", name="Model", exact=True)
+    button.evaluate("button => button.scrollIntoView({block: 'center'})")
+    before = builder.page.evaluate("scrollY")
+    button.click()
+    builder.press("End", "Home")
+    shown = builder.page.get_by_role("listbox", name="Model", exact=True)
+    builder.settled()
+    box = shown.bounding_box()
+    assert 0 <= box["y"] < box["y"] + box["height"] <= 300
+    assert builder.page.evaluate("scrollY") == before
+
+
 def test_a_run_is_started_paused_and_stopped(opened):
     builder = opened("vslpipe")
     for name in ("Start", "Pause", "Resume", "Stop"):

@@ -4,21 +4,36 @@ import type { KeyboardEvent, PointerEvent, ReactNode } from "react";
 import type { Choice as ChoiceControl } from "../contract";
 import { useLeave } from "../hooks";
 
+const GAP = 8; // between a list and the edge of what is seen [px]
+const LEAST = 90; // least height of a list that does not show all [px]
+
 // The focus stays on the button while an option is pressed.
 function stay(event: PointerEvent): void {
   event.preventDefault();
 }
 
-// True where a list of this height has no room below an element, and more above it.
-function opensUp(element: Element, height: number): boolean {
+// Open a list where its button has more room, and no higher than that.
+function unfold(list: HTMLElement, button: Element): void {
   let [top, bottom] = [0, window.innerHeight];
-  for (let around = element.parentElement; around; around = around.parentElement) {
+  for (let around = button.parentElement; around; around = around.parentElement) {
     if (getComputedStyle(around).overflowY === "visible") continue;
     const box = around.getBoundingClientRect();
     [top, bottom] = [Math.max(top, box.top), Math.min(bottom, box.bottom)];
   }
-  const at = element.getBoundingClientRect();
-  return at.bottom + height > bottom && at.top - top > bottom - at.bottom;
+  const at = button.getBoundingClientRect();
+  const [above, below] = [at.top - top - GAP, bottom - at.bottom - GAP];
+  list.style.maxHeight = "";
+  const up = list.offsetHeight > below && above > below;
+  list.classList.toggle("wb-choice-up", up);
+  const room = Math.max(LEAST, up ? above : below);
+  if (list.offsetHeight > room) list.style.maxHeight = `${Math.floor(room)}px`;
+}
+
+// Scroll a list, and nothing around it, so that an entry is seen.
+function reveal(list: HTMLElement, entry: HTMLElement): void {
+  const end = entry.offsetTop + entry.offsetHeight;
+  if (entry.offsetTop < list.scrollTop) list.scrollTop = entry.offsetTop;
+  else if (end > list.scrollTop + list.clientHeight) list.scrollTop = end - list.clientHeight;
 }
 
 interface Props {
@@ -38,10 +53,11 @@ export function Choice({ control, onChoose, inline = false }: Props): ReactNode 
   const [at, setAt] = useState(0);
   useLeave(place, open, () => setOpen(false));
   useLayoutEffect(() => {
-    if (open) list.current!.classList.toggle("wb-choice-up", opensUp(place.current!, list.current!.offsetHeight));
+    if (open) unfold(list.current!, place.current!);
   }, [open]);
   useEffect(() => {
-    list.current?.children[at]?.scrollIntoView({ block: "nearest" });
+    const entry = list.current?.children[at];
+    if (open && entry instanceof HTMLElement) reveal(list.current!, entry);
   }, [open, at]);
 
   const current = options.findIndex((option) => option.value === value);
