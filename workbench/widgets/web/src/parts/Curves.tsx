@@ -174,7 +174,7 @@ function Legend({ curves, at, words }: { curves: CurvesTrait; at: number | null;
   return (
     <ul className="wb-legend">
       {freshOf(curves).map((line) => {
-        const value = at === null ? undefined : line.points.find((point) => point[0] === at)?.[1];
+        const value = at === null ? undefined : line.points.filter((point) => point[0] === at).at(-1)?.[1];
         return (
           <li key={keyOf(line)} title={isSample(line, at) ? SAMPLE : undefined}>
             <svg width={22} height={10} aria-hidden="true" className={classesOf(curves, schedules, line)}>
