@@ -304,6 +304,7 @@ def test_a_sweep_that_is_stopped_keeps_its_points(opened, live):
 def test_lanes_are_drawn_anew_in_another_theme(opened, vslpipe, theme):
     ink = "chart => [chart.width, getComputedStyle(chart).color]"
     chart = vslpipe.root.locator(".wb-gantt-chart")
+    vslpipe.until(lambda: chart.evaluate(ink)[0] > 0)
     width, before = chart.evaluate(ink)
     choose(opened.page, "Settings", "Theme", theme)
     vslpipe.until(lambda: chart.evaluate(ink)[1] != before)

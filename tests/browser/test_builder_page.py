@@ -456,6 +456,7 @@ def test_a_sweep_is_stopped_by_its_own_button_and_says_what_it_kept(opened):
 def test_what_is_held_during_a_run_is_told_and_moves_nothing(opened):
     builder = opened("vslpipe")
     start = builder.page.get_by_role("button", name="Start", exact=True)
+    builder.settled()
     before = start.bounding_box()
     start.click()
     builder.page.get_by_text("press Stop first").wait_for()
