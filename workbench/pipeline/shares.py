@@ -29,6 +29,8 @@ def with_shares(stack: StackGraph, precision: Precision, weights: float, cache: 
     weights, cache : float
         Shares from 0 to 1.
     """
+    if not (weights or cache):
+        return stack
     resident = tuple(_resident(stack, precision, weights)) if weights else ()
     return replace(
         stack, resident=resident, kv_resident=frozenset(_resident_cache(stack, cache)) if cache else frozenset()

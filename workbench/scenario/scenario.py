@@ -349,10 +349,15 @@ def _graph(
     weights_on_gpu: float,
     kv_on_gpu: float,
 ) -> StackGraph:
-    """See `Scenario.graph`; scenarios with the same layers share theirs."""
+    """See `Scenario.graph`; scenarios with the same layers share theirs, in any precision if no shares stay."""
+    return with_shares(_streaming_graph(stack, model, routing), precision, weights_on_gpu, kv_on_gpu)
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _streaming_graph(stack: tuple[LayerRange, ...], model: ModelConfig, routing: Routing) -> StackGraph:
+    """The layers as a graph, with all that `fetch` streams."""
     marks = tuple(map(routing.mark, range(model.num_hidden_layers)))
-    plain = stack_graph(stack, model, marks if any(each is not None for each in marks) else ())
-    return with_shares(plain, precision, weights_on_gpu, kv_on_gpu)
+    return stack_graph(stack, model, marks if any(each is not None for each in marks) else ())
 
 
 def _check_partition(ops: list[Op], every: int, rows: RowClass, layer: int) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from workbench.analysis.costs import Costs, costs
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
-from workbench.core.errors import StoppedError, WorkbenchError
+from workbench.core.errors import CapacityError, StoppedError, WorkbenchError
 from workbench.core.latency import Latencies
 from workbench.core.result import Iterations, Result
 from workbench.core.timeline import Timeline
@@ -256,10 +256,17 @@ class Predictions:
                 return scenario
             try:
                 return read(scenario, settings.schedule)
+            except CapacityError as error:
+                return Refused(CapacityError(partial(self._verdict, settings, error.with_traceback(None))))
             except WorkbenchError as error:
                 return Refused(error.with_traceback(None))  # its frames would be kept
 
         return ask
+
+    def _verdict(self, settings: Settings, error: CapacityError) -> str:
+        """The sentence on a memory that is too small: one search for what would fit serves all who ask."""
+        found = self.ledger(settings)
+        return str(error) if isinstance(found, Refused) or found else found.verdict
 
     def _refused(self, settings: Settings) -> Refused | None:
         found = self._asking(price)(settings)

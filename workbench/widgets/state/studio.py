@@ -15,7 +15,6 @@ from workbench.hardware import Machine
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
 from workbench.schedules import Overlap, Schedule
-from workbench.serving import fits
 from workbench.serving.capacity import STREAMED, streaming
 from workbench.serving.ledger import Change, Ledger
 from workbench.stages import ExpertSet, Op
@@ -333,9 +332,8 @@ class Studio:
             shorter = shortened(self.settings) if too_long(self.settings) else None
             return [] if shorter is None else [self._fix(shorter, f"Use {_lengths(shorter)}")]
         told = list[Plain]()
-        try:
-            ledger = fits(scenario, self.settings.schedule)
-        except WorkbenchError:
+        ledger = self.predictions.ledger(self.settings)
+        if isinstance(ledger, Refused):
             if not self._takes(self.settings):
                 overlap = self.settings.on(schedule=Overlap())
                 return [self._fix(overlap, "Use the schedule Overlap, which takes any wiring")]
