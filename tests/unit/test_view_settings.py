@@ -252,11 +252,12 @@ def test_settings_for_this_computer_have_requests_that_its_model_takes():
 
 
 def test_the_model_at_hand_comes_before_others_with_weights():
+    here = wb.Machine.local()
     one, other = with_weights(name="one"), with_weights(name="other")
-    assert runnable(of(server()), [tiny_model(), one, other]) is one
-    assert runnable(of(server()).on(model=other), [one, other]) is other
-    assert runnable(of(server()), [tiny_model()]) is None
-    assert runnable(of(server()), [replace(wb.models["mixtral-8x22b"], path=Path("huge")), one]) is one
+    assert runnable(of(server()), [tiny_model(), one, other], here) is one
+    assert runnable(of(server()).on(model=other), [one, other], here) is other
+    assert runnable(of(server()), [tiny_model()], here) is None
+    assert runnable(of(server()), [replace(wb.models["mixtral-8x22b"], path=Path("huge")), one], here) is one
 
 
 def test_ladders():

@@ -266,7 +266,7 @@ class Controls:
     @property
     def this_computer(self) -> Machine:
         """This computer as it is offered: with its calibration, if it has one."""
-        return next((each for each in self._machines.values() if each.is_local), Machine.local())
+        return next(each for each in self._machines.values() if each.is_local)
 
     def schedules(self, settings: Settings) -> tuple[Schedule, ...]:
         """Every schedule that is offered, the chosen one with its settings."""

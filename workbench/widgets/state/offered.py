@@ -153,9 +153,9 @@ def calibration_of(scenario: Scenario) -> Profile | None:
     return scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
 
 
-def runnable(settings: Settings, models: Iterable[ModelConfig]) -> ModelConfig | None:
+def runnable(settings: Settings, models: Iterable[ModelConfig], here: Machine) -> ModelConfig | None:
     """The model of the settings, or else the first, whose weights are on this computer and have room in its memory."""
-    room = Machine.local().cpu.memory
+    room = here.cpu.memory
     there = (each for each in (settings.model, *models) if each.path is not None and each.weight_bytes < room)
     return next(there, None)
 

@@ -189,7 +189,7 @@ class Studio:
             )
             fault = self.wirings.fault(now.pipeline, now.model)
             away = why_not_live(now)
-            here = runnable(now, self.controls.models) if away else None
+            here = runnable(now, self.controls.models, self.controls.this_computer) if away else None
             self.runs.allow(
                 now,
                 fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
@@ -423,7 +423,7 @@ class Studio:
     def _on_here(self, _: Message) -> None:
         """Go to this computer, a model that it has and a run that is over soon."""
         now = self.settings
-        model = runnable(now, self.controls.models)
+        model = runnable(now, self.controls.models, self.controls.this_computer)
         if model is None:
             return
         chosen = now if model == now.model else self.controls["model"].write(now, model)
