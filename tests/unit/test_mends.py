@@ -278,6 +278,11 @@ def test_a_set_of_experts_alone_is_mended_by_its_rest_on_the_other_device_or_by_
     assert every.pipeline == whole
 
 
+def test_a_set_that_has_all_experts_of_the_model_is_no_part_of_them():
+    model = tiny_model()
+    assert fault_of(with_set(WHOLE, (5,), slice(model.num_local_experts)), model=model) is None
+
+
 def test_a_second_set_of_one_name_is_named_as_the_cause():
     chain = (*BEFORE.chain, *gpu(route).chain, *(Stage(experts[ExpertSet("hot", ((n,),))], GPU) for n in (0, 1)))
     fault = fault_of(Pipeline(chain))

@@ -182,6 +182,17 @@ def test_a_task_takes_longer_after_a_wait_for_weights_and_not_after_one_for_the_
     assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
 
 
+def test_only_the_wait_for_weights_counts_where_the_cpu_lane_ends_shortly_before_them():
+    tasks = [
+        Task(EMBED, 0, 0),
+        Task(Node(NodeKind.SEGMENT, "C", "cpu"), 0, 0, (0,)),
+        Task(Node(NodeKind.WEIGHTS, "W", "h2d"), 0, None, (0,), bulk=True),
+        Task(EMBED, 0, 0, (1, 2)),
+    ]
+    _, _, busy = play(Turns.of(tasks, range(4)), [1.0, 1.0, 1.0 + RESTS[0] / 2, 1.0], 1.0, [0.0] * 4, cold=1.0)
+    assert busy["gpu"] == pytest.approx(2.0)
+
+
 def test_tasks_during_counts_each_by_its_share_of_time_within_the_spans():
     busy = [(1.0, 2.0), (4.0, 6.0)]
     assert tasks_during([[(0.0, 1.0)], [(2.0, 4.0)], [(7.0, 9.0)]], busy) == 0

@@ -107,6 +107,12 @@ def test_a_part_of_the_experts_of_many_rows_takes_no_kernel_for_few_rows(decodes
     assert measured_seconds(time, Rows(decode=decodes), share) == pytest.approx(expected)
 
 
+def test_tokens_beside_decodes_may_cost_nothing_where_times_are_flat_before_the_first_point():
+    time = OpTime("decode_attention", 1, (4.0, 8.0), (1.0, 3.0), decodes=(1.0, 2.0), decode_seconds=(1.0, 1.5))
+    rows = Rows(prefill=3, decode=1)
+    assert least_seconds(time, rows) <= measured_seconds(time, rows) == 1.0
+
+
 counts = st.tuples(*[st.integers(0, 400)] * 4)
 
 

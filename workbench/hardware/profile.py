@@ -73,7 +73,7 @@ class OpTime:
         _check_least(f"threads of {self.op!r}", 0, self.threads)
 
     def _check_points(self, of: str, at: tuple[float, ...], seconds: tuple[float, ...]) -> None:
-        rising = all(low <= high for column in (at, seconds) for low, high in pairwise(column))
+        rising = all(low < high for low, high in pairwise(at)) and all(low <= high for low, high in pairwise(seconds))
         if not (len(at) == len(seconds) >= 2 and rising and at[0] > 0):
             raise ScenarioError(f"times of {self.op!r} are {seconds} s at {at} {of}; give both rising, one for one.")
 

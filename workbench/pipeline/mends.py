@@ -118,21 +118,25 @@ def fault_of(pipeline: Pipeline, ops: Iterable[Op] = (), model: ModelConfig | No
 
 
 def _unsuited(pipeline: Pipeline, model: ModelConfig) -> Fault | None:
-    """The first stage of a layer with which this model has nothing to compute."""
+    """The first stage of a layer with which this model has nothing to compute, or a set of experts without the rest."""
     for path, stage in located_stages(pipeline.chain):
         if text := lacks_shared(stage, model):
             return Fault(text, path, (Mend(f"Remove {stage.op}", removed(pipeline, path)),))
         if text := leaves_none(stage, model):
             return Fault(text, path, (_with_one_left(pipeline, path, stage, model),))
-    return _lone_set(pipeline)
+    return _lone_set(pipeline, model)
 
 
-def _lone_set(pipeline: Pipeline) -> Fault | None:
+def _lone_set(pipeline: Pipeline, model: ModelConfig) -> Fault | None:
     """The set of experts beside which nothing computes the others, where it is the only stage of routed experts."""
     routed = [(path, stage) for path, stage in located_stages(pipeline.chain) if stage.op.plain is experts]
-    if len(routed) != 1 or routed[0][1].op.subset is None:
+    if len(routed) != 1:
         return None
     (path, stage), *_ = routed
+    every = model.num_local_experts
+    some = stage.op.subset
+    if some is None or all(len(some.of(layer, every)) == every for layer in range(model.num_hidden_layers)):
+        return None
     mends = [Mend(f"Use all experts on the {_said(stage.device)}", with_set(pipeline, path, None))]
     beside = with_rest(pipeline, path)
     if _refusal(beside) is None:

@@ -386,11 +386,12 @@ class _Lanes:
         for index, (lane, after, is_bulk, group) in enumerate(turns[self._at : stop], self._at):
             length = seconds[group]
             start = free[lane]
-            awaited = -1
+            ready = start  # but for bulk transfers
             for other in after:
                 if ends[other] > start:
                     start = ends[other]
-                    awaited = other
+                if ends[other] > ready and not turns[other][2]:
+                    ready = ends[other]
             if is_bulk:
                 under_way = bulk.setdefault(lane, [])
                 over = free[lanes[0]] if lanes else start  # no later task but a bulk transfer begins before this
@@ -408,8 +409,8 @@ class _Lanes:
                 starts[index] = start
                 ends[index] = start + length
                 continue
-            if cold and lane == "gpu" and length and awaited >= 0 and turns[awaited][2]:
-                slower = cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
+            if cold and lane == "gpu" and length:
+                slower = cold * min(1.0, max(0.0, (start - ready - RESTS[0]) / (RESTS[1] - RESTS[0])))
                 length += slower
                 self.longer[lane] += slower
             if lane in bulk and length:

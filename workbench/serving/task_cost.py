@@ -110,7 +110,13 @@ class TaskCost:
     @cached_property
     def losses(self) -> Losses | None:
         """What the plans lose between tasks and by contention, as measured; None without a profile."""
-        return None if self.profile is None else self.profile.losses(streams=self.weights_per_layer > 0)
+        return None if self.profile is None else self.profile.losses(streams=self._streams)
+
+    @property
+    def _streams(self) -> bool:
+        """True if weights of any layer are streamed, all of them or those of chosen experts."""
+        sorts = (layer for layer, _ in self._stack.alike)
+        return any(self._stack.streams(stage, layer) for layer in sorts for stage in self._stack.stages(layer))
 
     def model_at(self, layer: int) -> ModelConfig:
         """The model whose layers are all like this one."""

@@ -237,7 +237,7 @@ def least_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
     rate = _best_rate(time.tokens, time.seconds)
     if not time.decodes:
         return rate * (rows.prefill + share * rows.decode) + beyond
-    beside = min(rate, *_slopes(time.tokens, time.seconds))
+    beside = min(rate, *_slopes(time.tokens, time.seconds)) if time.tokens[0] <= 1 else 0.0  # flat before the first
     return beside * rows.prefill + _best_rate(time.decodes, time.decode_seconds) * rows.decode + beyond
 
 

@@ -62,7 +62,7 @@ def own_seconds(call: Call) -> float:
 
 
 def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link: float) -> Contention:
-    """Slowdown of the compute lanes by what else works, from plans in which both work while weights stream.
+    """Slowdown of the compute lanes by what else works, from plans in which both work, beside a stream or without one.
 
         t_own = t_alone (1 + s q + f b),    t = t_own + stolen + n w
 
@@ -190,7 +190,10 @@ class Seen:
         """Storing new rows, as seen without decodes; calls with decodes by their number, and per KV entry."""
         store = self._by_tokens([not rows.decode for rows in self._rows])
         seen = [(rows, seconds) for rows, seconds in zip(self._rows, self._seconds, strict=True) if rows.decode]
-        counts = sorted({rows.decode for rows, _ in seen})
+        counts = list[float]()
+        for number in sorted({rows.decode for rows, _ in seen}):
+            if not counts or number >= NEAR * counts[-1]:
+                counts.append(number)
         features = [[*(float(rows.decode >= count) for count in counts), rows.context] for rows, _ in seen]
         *steps, entry = per_unit(features, [seconds for _, seconds in seen])
         rising = tuple(np.cumsum(steps).tolist())

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import StoppedError, WorkbenchError
-from workbench.core.quiet import OTHERS, NoiseMeter
+from workbench.core.quiet import NoiseMeter
 from workbench.core.result import Result
 from workbench.core.units import format_seconds
 from workbench.hardware import Machine
@@ -22,7 +22,7 @@ from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain, under_load
-from workbench.widgets.state.offered import unfit
+from workbench.widgets.state.offered import is_calibrated, unfit
 from workbench.widgets.state.pace import Course, Earlier, Pace, times
 from workbench.widgets.state.settings import Settings
 
@@ -164,17 +164,17 @@ class Runs:
             self._clear()
             self._launch(lambda: self._run_all(planned()))
 
-    def calibrate(self, settings: Settings, made: Callable[[Machine], None]) -> None:
+    def calibrate(self, settings: Settings, made: Callable[[Machine], None], *, again: bool = False) -> None:
         """Calibrate this computer for a model in the background, unless runs are going on; it is stopped as they are.
 
-        `made` is called with the calibrated machine.
+        `made` is called with the calibrated machine; `again` measures although there is a record.
         """
         with self._lock:
             if self.busy:
                 return
             self._calibrating = True
             shown = self._last
-            self._launch(lambda: self._follow_calibration(settings, made, shown))
+            self._launch(lambda: self._follow_calibration(settings, made, again, shown))
 
     def _launch(self, work: Callable[[], None]) -> None:
         """Do work in the background that nothing else may go on beside."""
@@ -217,7 +217,9 @@ class Runs:
             self._publish(self._last)
             self._over()
 
-    def _follow_calibration(self, settings: Settings, made: Callable[[Machine], None], shown: Plain) -> None:
+    def _follow_calibration(
+        self, settings: Settings, made: Callable[[Machine], None], again: bool, shown: Plain
+    ) -> None:
         """Calibrate; then what was shown before is shown again, with a note on how it went."""
         self._prepare("waiting for the figures")
         self._quiet()
@@ -241,9 +243,10 @@ class Runs:
         machine = settings.machine
         kind = {"weights": settings.memory.weights, "kv": settings.memory.kv}
         device = "cuda" if machine.has_card else "cpu"
-        under_load_before = any(profile.others > OTHERS for profile in machine.profiles)
         try:
-            machine = calibrate(settings.model, **kind, device=device, refresh=under_load_before, watch=watch)
+            machine = calibrate(settings.model, **kind, device=device, refresh=again, watch=watch)
+            if self._stopped.is_set():
+                raise StoppedError("the calibration was stopped.")
             self._earlier = Earlier()  # what was simulated before is not what is simulated from here on
             made(machine)
             load = under_load(machine.profiles[0].others)
@@ -391,7 +394,7 @@ def prediction_of(settings: Settings, rate: float) -> str:
     """The simulated rate of a run in words, behind the rate so far; empty where there is none."""
     if math.isnan(rate):
         return ""
-    how = "" if settings.machine.profiles else ", without a calibration"
+    how = "" if is_calibrated(settings) else ", without a calibration"
     return f"; {digits(rate)} simulated for the whole run{how}"
 
 

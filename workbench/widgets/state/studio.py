@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
 from workbench.core.result import Result
+from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Machine
 from workbench.pipeline import Pipeline, Stack
 from workbench.scenario import Scenario
@@ -22,8 +23,8 @@ from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
-    calibration_of,
     can_calibrate,
+    is_calibrated,
     on_this_computer,
     runnable,
     shortened,
@@ -194,7 +195,7 @@ class Studio:
                 now,
                 fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
-                _CALIBRATE.format(" again" * bool(now.machine.profiles)) if self._can_calibrate() else "",
+                _CALIBRATE.format(" again" * is_calibrated(now)) if self._can_calibrate() else "",
             )
 
     def _check(self, settings: Settings) -> None:
@@ -207,18 +208,13 @@ class Studio:
 
     def _told_controls(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
         """The controls, with notes: on the lanes of this computer, and on a schedule that stands in for another."""
-        told = {**self.controls.plain(settings, refused), "uncalibrated": self._is_uncalibrated(settings)}
+        told = {**self.controls.plain(settings, refused), "uncalibrated": _is_uncalibrated(settings)}
         named = {one["name"]: one for group in told["groups"] for one in group["controls"]}
         if settings.machine.shares_cores:
             named["machine"]["note"] = "Its CPU computes both lanes, each on half of the cores; the link is a copy."
         if type(self._wanted) is not type(settings.schedule):
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
-
-    def _is_uncalibrated(self, settings: Settings) -> bool:
-        """True if simulations are of this computer, whose times of the model's operations were not measured."""
-        scenario = self.predictions.scenario(settings)
-        return settings.machine.is_local and isinstance(scenario, Scenario) and calibration_of(scenario) is None
 
     def _can_calibrate(self) -> bool:
         """True where a calibration is offered; see `can_calibrate`."""
@@ -350,7 +346,7 @@ class Studio:
     def _in_known_precision(self) -> Iterator[tuple[str, Settings]]:
         """The settings with weights and KV in the first precision that the GPU computes in, in words too."""
         now = self.settings
-        for dtype, _ in now.machine.gpu.flops:
+        for dtype in (known for known, _ in now.machine.gpu.flops if known in DTYPE_BYTES):
             fixed = now.on(memory=replace(now.memory, weights=dtype, kv=dtype))
             if fixed != now and self.predictions.refused(fixed) is None:
                 yield f"{dtype} weights and KV", fixed
@@ -445,10 +441,13 @@ class Studio:
 
     def _on_calibrate(self, _: Message) -> None:
         if self._can_calibrate():
-            self.runs.calibrate(self.settings, self._calibrated)
+            self.runs.calibrate(self.settings, self._calibrated, again=is_calibrated(self.settings))
 
     def _calibrated(self, machine: Machine) -> None:
         """Go to this computer with the times of the model's operations."""
+        shapes = {profile.shape for profile in machine.profiles}
+        others = (each for each in self.controls.this_computer.profiles if each.shape not in shapes)
+        machine = replace(machine, profiles=(*machine.profiles, *others))
         with self._lock:
             self.controls.offer(machine)
             self._change(self.settings.on(machine=machine))
@@ -523,3 +522,8 @@ def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Sett
         scheduler=found.scheduler,
         gpu_memory=min(scenario.machine.gpu.memory, settings.machine.gpu.memory),
     )
+
+
+def _is_uncalibrated(settings: Settings) -> bool:
+    """True if simulations are of this computer, whose times of the model's operations were not measured."""
+    return settings.machine.is_local and not is_calibrated(settings)
