@@ -28,6 +28,7 @@ from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, moe, out_proj, qkv, route, shared_experts
 from workbench.widgets.parts.words import digits, roughly
@@ -1122,7 +1123,9 @@ def test_the_prediction_beside_a_run_says_what_it_rests_on():
     settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
     assert prediction_of(settings, math.nan) == ""
     assert prediction_of(settings, 12.3) == "; 12.3 simulated for the whole run, without a calibration"
-    calibrated = settings.on(machine=replace(settings.machine, profiles=(Profile("", ()),)))
+    scenario = settings.scenario()
+    profile = Profile(profile_shape(scenario.model, scenario.precision), ())
+    calibrated = settings.on(machine=replace(settings.machine, profiles=(profile,)))
     assert prediction_of(calibrated, 12.3) == "; 12.3 simulated for the whole run"
 
 
