@@ -213,7 +213,7 @@ class Profile:
         return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
 
     def losses(self, *, streams: bool) -> Losses:
-        """What a plan loses that streams weights, or that streams none."""
+        """Time that a plan loses that streams weights, or that streams none."""
         return (
             Losses(self.dispatch, self.move, self.contention) if streams else self.resident or self.losses(streams=True)
         )

@@ -109,7 +109,7 @@ class TaskCost:
 
     @cached_property
     def losses(self) -> Losses | None:
-        """What the plans lose between tasks and by contention, as measured; None without a profile."""
+        """Time that the plans lose between tasks and by contention, as measured; None without a profile."""
         return None if self.profile is None else self.profile.losses(streams=self._streams)
 
     @property

@@ -442,7 +442,7 @@ class _Bench:
         return self._scenario.machine.link
 
     def _losses(self, passes: Sequence[Pass], moving: Sequence[Pass], slower: Contention) -> Losses:
-        """What plans lose in hand-overs and in transfers of activations, as in passes whose tasks follow one another.
+        """Losses of plans in hand-overs and in transfers of activations, as in passes whose tasks follow one another.
 
         A transfer's time beyond its bytes is that of the passes in `moving`.
         """

@@ -173,7 +173,9 @@ class Seen:
             else:
                 near.append([number])
         tokens = [float(np.mean(numbers)) for numbers in near]
-        means = [np.mean([typical(groups[number]) for number in numbers]) for numbers in near]
+        means = list[float]()
+        for numbers in near:
+            means.append(float(np.mean([typical(groups[number]) for number in numbers])))
         rising = isotonic_regression(means).x
         few = MOST if self.threads else 0.0
         return OpTime(self.op, self.threads, tuple(tokens), tuple(rising.tolist()), few=few)
@@ -194,9 +196,12 @@ class Seen:
         for number in sorted({rows.decode for rows, _ in seen}):
             if not counts or number >= NEAR * counts[-1]:
                 counts.append(number)
-        features = [[*(float(rows.decode >= count) for count in counts), rows.context] for rows, _ in seen]
-        *steps, entry = per_unit(features, [seconds for _, seconds in seen])
-        rising = tuple(np.cumsum(steps).tolist())
+        features = list[list[float]]()
+        for rows, _ in seen:
+            steps = [float(rows.decode >= count) for count in counts]
+            features.append([*steps, rows.context])
+        *longer, entry = per_unit(features, [seconds for _, seconds in seen])
+        rising = tuple(np.cumsum(longer).tolist())
         return replace(store, per_context=entry, decodes=tuple(counts), decode_seconds=rising)
 
 
