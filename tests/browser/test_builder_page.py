@@ -383,9 +383,18 @@ def test_a_list_opens_where_there_is_room(opened, room, up):
     assert builder.page.evaluate("scrollY") == before
 
 
-def test_a_list_is_no_higher_than_what_is_seen_and_moves_nothing_but_itself(opened):
+@pytest.fixture
+def low_page(opened):
+    """A page that shows little at once; the next test finds it as it was."""
     builder = opened("vslpipe")
-    builder.page.set_viewport_size({"width": 1280, "height": 300})
+    whole = builder.page.viewport_size
+    builder.page.set_viewport_size({**whole, "height": 300})
+    yield builder
+    builder.page.set_viewport_size(whole)
+
+
+def test_a_list_is_no_higher_than_what_is_seen_and_moves_nothing_but_itself(low_page):
+    builder = low_page
     button = builder.page.get_by_role("combobox", name="Model", exact=True)
     button.evaluate("button => button.scrollIntoView({block: 'center'})")
     before = builder.page.evaluate("scrollY")
