@@ -145,7 +145,7 @@ class Profile:
     iteration, request, task : float
         Seconds between two plans, in which no lane works: fixed, per request in the batch and per task of the plan.
     dispatch, move, contention : float, float, Contention
-        What plans lose that stream weights; see `Losses`.
+        Losses of plans that stream weights; see `Losses`.
     resident : Losses or None
         The same of plans that stream none, whose lanes find Python and rows in their caches; None if that was not
         measured.
@@ -214,9 +214,9 @@ class Profile:
 
     def losses(self, *, streams: bool) -> Losses:
         """Time that a plan loses that streams weights, or that streams none."""
-        return (
-            Losses(self.dispatch, self.move, self.contention) if streams else self.resident or self.losses(streams=True)
-        )
+        if self.resident is not None and not streams:
+            return self.resident
+        return Losses(self.dispatch, self.move, self.contention)
 
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
         """The times of an operation on `threads` threads, or None if it was not measured.

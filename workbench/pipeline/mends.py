@@ -132,7 +132,7 @@ def _lone_set(pipeline: Pipeline, model: ModelConfig) -> Fault | None:
     routed = [(path, stage) for path, stage in located_stages(pipeline.chain) if stage.op.plain is experts]
     if len(routed) != 1:
         return None
-    (path, stage), *_ = routed
+    path, stage = routed[0]
     every = model.num_local_experts
     some = stage.op.subset
     if some is None or all(len(some.of(layer, every)) == every for layer in range(model.num_hidden_layers)):

@@ -386,12 +386,9 @@ class _Lanes:
         for index, (lane, after, is_bulk, group) in enumerate(turns[self._at : stop], self._at):
             length = seconds[group]
             start = free[lane]
-            ready = start  # but for bulk transfers
             for other in after:
                 if ends[other] > start:
                     start = ends[other]
-                if ends[other] > ready and not turns[other][2]:
-                    ready = ends[other]
             if is_bulk:
                 under_way = bulk.setdefault(lane, [])
                 over = free[lanes[0]] if lanes else start  # no later task but a bulk transfer begins before this
@@ -410,6 +407,7 @@ class _Lanes:
                 ends[index] = start + length
                 continue
             if cold and lane == "gpu" and length:
+                ready = max([free[lane], *(ends[other] for other in after if not turns[other][2])])
                 slower = cold * min(1.0, max(0.0, (start - ready - RESTS[0]) / (RESTS[1] - RESTS[0])))
                 length += slower
                 self.longer[lane] += slower

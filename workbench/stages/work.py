@@ -187,7 +187,7 @@ def measured_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
     """Time of one call of an operation that was measured on this computer, for rows of its class [s].
 
     Decodes of which only a share of their experts is computed count as that share of a token each: below one token,
-    time is in proportion. Such a call has the kernels for as many rows as there are.
+    time is in proportion. The number of rows, not that of shares, decides which kernels such a call uses.
     """
     if rows.decode and time.decodes:
         base = _at(time.decodes, time.decode_seconds, rows.decode)
@@ -201,8 +201,8 @@ def measured_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
 def _of_share(time: OpTime, rows: Rows, share: float) -> float:
     """Time of the tokens of a call, of whose decodes a share of the experts is computed.
 
-    With more than `few` rows it goes on below the first point of so many as it does behind it, but is at least in
-    proportion to that point.
+    A call of more than `few` rows never uses the kernels for few rows. Below the first point of such calls, the line
+    through their first two points is extrapolated; the time is at least in proportion to the first point.
     """
     tokens = rows.prefill + share * rows.decode
     if not tokens:
@@ -243,7 +243,7 @@ def least_seconds(time: OpTime, rows: Rows, share: float = 1.0) -> float:
 
 def _best_rate(points: Sequence[float], seconds: Sequence[float]) -> float:
     """Least seconds per token of any call."""
-    return min(_slopes(points, seconds)[-1], *(s / t for s, t in zip(seconds, points, strict=True)))
+    return min(*_slopes(points[-2:], seconds[-2:]), *(s / t for s, t in zip(seconds, points, strict=True)))
 
 
 def _slopes(points: Sequence[float], seconds: Sequence[float]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -21,8 +21,8 @@ TOLD = 0.25
 FEWEST = 3
 """Least number of other lanes' tasks: with fewer, a lane's waits are lost in the times' errors."""
 NEAR = 1.1
-"""Numbers of tokens that differ by a smaller factor are one point: what their times differ by is noise, and between the
-last two points it would go on to any number of tokens."""
+"""Numbers of tokens that differ by a smaller factor are one point: their times differ by noise, and the line through
+the last two points would extrapolate it."""
 LEAST_SPREAD = 0.05
 """Least relative standard deviation of computing that an interval assumes: computers drift in the minutes between
 calibration and run. Of 44 predictions for four models, half were within 3.6 %, nine of ten within 9.2 % (two Zen 4
@@ -166,12 +166,7 @@ class Seen:
         for rows, seconds, count in zip(self._rows, self._seconds, counts, strict=True):
             if count:
                 groups[rows.tokens].append(seconds)
-        near = list[list[float]]()
-        for number in sorted(groups):
-            if near and number < NEAR * near[-1][0]:
-                near[-1].append(number)
-            else:
-                near.append([number])
+        near = _near(groups)
         tokens = [float(np.mean(numbers)) for numbers in near]
         means = list[float]()
         for numbers in near:
@@ -192,10 +187,7 @@ class Seen:
         """Storing new rows, as seen without decodes; calls with decodes by their number, and per KV entry."""
         store = self._by_tokens([not rows.decode for rows in self._rows])
         seen = [(rows, seconds) for rows, seconds in zip(self._rows, self._seconds, strict=True) if rows.decode]
-        counts = list[float]()
-        for number in sorted({rows.decode for rows, _ in seen}):
-            if not counts or number >= NEAR * counts[-1]:
-                counts.append(number)
+        counts = [numbers[0] for numbers in _near({rows.decode for rows, _ in seen})]
         features = list[list[float]]()
         for rows, _ in seen:
             steps = [float(rows.decode >= count) for count in counts]
@@ -203,6 +195,17 @@ class Seen:
         *longer, entry = per_unit(features, [seconds for _, seconds in seen])
         rising = tuple(np.cumsum(longer).tolist())
         return replace(store, per_context=entry, decodes=tuple(counts), decode_seconds=rising)
+
+
+def _near(numbers: Iterable[float]) -> list[list[float]]:
+    """Rising groups of numbers that differ by less than the factor `NEAR` from the first of their group."""
+    groups = list[list[float]]()
+    for number in sorted(numbers):
+        if groups and number < NEAR * groups[-1][0]:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def typical(seconds: Sequence[float]) -> float:

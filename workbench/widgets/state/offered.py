@@ -148,17 +148,6 @@ def can_calibrate(scenario: Scenario) -> bool:
     return there and (known is None or known.others > OTHERS)
 
 
-def is_calibrated(settings: Settings) -> bool:
-    """True if the times of the model's operations on the machine were measured."""
-    machine = settings.machine
-    if not machine.profiles:
-        return False
-    try:
-        return calibration_of(settings.scenario()) is not None
-    except WorkbenchError:
-        return False
-
-
 def calibration_of(scenario: Scenario) -> Profile | None:
     """The times of the model's operations on the machine, if they were measured."""
     return scenario.machine.profile(profile_shape(scenario.model, scenario.precision))

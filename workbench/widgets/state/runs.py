@@ -22,7 +22,7 @@ from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.words import digits, roughly
 from workbench.widgets.state.controls import KV_ON_GPU, WEIGHTS_ON_GPU, Slider
 from workbench.widgets.state.figures import Plain, under_load
-from workbench.widgets.state.offered import is_calibrated, unfit
+from workbench.widgets.state.offered import calibration_of, unfit
 from workbench.widgets.state.pace import Course, Earlier, Pace, times
 from workbench.widgets.state.settings import Settings
 
@@ -394,7 +394,7 @@ def prediction_of(settings: Settings, rate: float) -> str:
     """The simulated rate of a run in words, behind the rate so far; empty where there is none."""
     if math.isnan(rate):
         return ""
-    how = "" if is_calibrated(settings) else ", without a calibration"
+    how = "" if calibration_of(settings.scenario()) is not None else ", without a calibration"
     return f"; {digits(rate)} simulated for the whole run{how}"
 
 

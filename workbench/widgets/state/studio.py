@@ -23,8 +23,8 @@ from workbench.widgets.state.controls import TOKEN_BUDGET, Controls, Slider
 from workbench.widgets.state.drawing import EMPTY, Drawing
 from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
+    calibration_of,
     can_calibrate,
-    is_calibrated,
     on_this_computer,
     runnable,
     shortened,
@@ -56,9 +56,6 @@ _BRIEF = 30.0
 """Time that a run on this computer takes by its simulation, where the view chooses the number of requests [s]."""
 _FEW = 1000
 """Most requests of such a run, so that its first iteration, with all prompts that fit, is over soon."""
-
-
-_CALIBRATE = "Calibrate{} (1 to 2 min)"
 
 
 class _Moment(NamedTuple):
@@ -191,11 +188,12 @@ class Studio:
             fault = self.wirings.fault(now.pipeline, now.model)
             away = why_not_live(now)
             here = runnable(now, self.controls.models, self.controls.this_computer) if away else None
+            again = " again" if self._is_calibrated(now) else ""
             self.runs.allow(
                 now,
                 fault[1].text if fault is not None else away or self._incomplete() or self._why_not(),
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
-                _CALIBRATE.format(" again" * is_calibrated(now)) if self._can_calibrate() else "",
+                f"Calibrate{again} (1 to 2 min)" if self._can_calibrate() else "",
             )
 
     def _check(self, settings: Settings) -> None:
@@ -208,13 +206,19 @@ class Studio:
 
     def _told_controls(self, settings: Settings, refused: Callable[[Settings], Refused | None]) -> Plain:
         """The controls, with notes: on the lanes of this computer, and on a schedule that stands in for another."""
-        told = {**self.controls.plain(settings, refused), "uncalibrated": _is_uncalibrated(settings)}
+        told = self.controls.plain(settings, refused)
+        told["uncalibrated"] = settings.machine.is_local and not self._is_calibrated(settings)
         named = {one["name"]: one for group in told["groups"] for one in group["controls"]}
         if settings.machine.shares_cores:
             named["machine"]["note"] = "Its CPU computes both lanes, each on half of the cores; the link is a copy."
         if type(self._wanted) is not type(settings.schedule):
             named["schedule"]["note"] = f"in the place of {self._wanted.name}, until the wiring is one that it takes"
         return told
+
+    def _is_calibrated(self, settings: Settings) -> bool:
+        """True if the times of the model's operations on the machine were measured."""
+        scenario = self.predictions.scenario(settings)
+        return isinstance(scenario, Scenario) and calibration_of(scenario) is not None
 
     def _can_calibrate(self) -> bool:
         """True where a calibration is offered; see `can_calibrate`."""
@@ -419,13 +423,13 @@ class Studio:
     def _on_here(self, _: Message) -> None:
         """Go to this computer, a model that it has and a run that is over soon."""
         now = self.settings
-        model = runnable(now, self.controls.models, self.controls.this_computer)
+        here = self.controls.this_computer
+        model = runnable(now, self.controls.models, here)
         if model is None:
             return
         chosen = now if model == now.model else self.controls["model"].write(now, model)
         if self.wirings.fault(now.pipeline, model) is not None:  # requests suit the wiring that its mends lead to
             chosen = chosen.on(pipeline=self.wirings.mended(now.pipeline, model), schedule=Overlap())
-        here = self.controls.this_computer
         found = on_this_computer(chosen, here)
         if found is None:
             shortest = with_this_machine(chosen, here).on(prompt_len=1, output_len=1)
@@ -441,7 +445,7 @@ class Studio:
 
     def _on_calibrate(self, _: Message) -> None:
         if self._can_calibrate():
-            self.runs.calibrate(self.settings, self._calibrated, again=is_calibrated(self.settings))
+            self.runs.calibrate(self.settings, self._calibrated, again=self._is_calibrated(self.settings))
 
     def _calibrated(self, machine: Machine) -> None:
         """Go to this computer with the times of the model's operations."""
@@ -522,8 +526,3 @@ def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Sett
         scheduler=found.scheduler,
         gpu_memory=min(scenario.machine.gpu.memory, settings.machine.gpu.memory),
     )
-
-
-def _is_uncalibrated(settings: Settings) -> bool:
-    """True if simulations are of this computer, whose times of the model's operations were not measured."""
-    return settings.machine.is_local and not is_calibrated(settings)
