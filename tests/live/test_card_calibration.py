@@ -140,7 +140,8 @@ def test_a_model_whose_plans_do_not_fit_the_card_together_is_refused(
 ) -> None:
     """Each of them alone would."""
     whole = calibrate._scenario(measured, model, None, None)
-    plans = [(whole.on(pipeline=calibrate._pipeline(kind, model)), how) for kind, how in calibrate._KINDS.items()]
+    kinds = calibrate._kinds(measured).items()
+    plans = [(whole.on(pipeline=calibrate._pipeline(kind, model)), how) for kind, how in kinds]
     needed = [ledger(prepare(*plan)).gpu.total for plan in plans]
     small = replace(measured, gpu=replace(measured.gpu, memory=(max(needed) + sum(needed)) / 2))
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: small))

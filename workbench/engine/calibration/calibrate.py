@@ -290,6 +290,11 @@ class _Hollow(Engine):
         pass
 
 
+def _kinds(machine: Machine) -> dict[str, Schedule]:
+    """Kinds of plans that are timed: not halves on a card, whose experts no other plan times with resident weights."""
+    return {kind: schedule for kind, schedule in _KINDS.items() if kind != "halves" or not machine.has_card}
+
+
 def _check_card_memory(plans: Iterable[Prepared], machine: Machine) -> None:
     """Refuse a model whose plans, which are all on the card at once, need more memory than it has."""
     needed = sum(ledger(each).gpu.total for each in plans)
@@ -329,9 +334,7 @@ class _Bench:
         """The scenario and the schedule of each kind of plans."""
         machine = self._machine
         fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
-        for kind, schedule in _KINDS.items():
-            if kind == "halves" and machine.has_card:  # whose experts no other plan times with resident weights
-                continue
+        for kind, schedule in _kinds(machine).items():
             here = self._scenario.on(pipeline=_pipeline(kind, self._model))
             if kind == "streamed" and not machine.has_card:
                 here = here.on(machine=machine.limit(link=fastest))

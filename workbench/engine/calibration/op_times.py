@@ -168,9 +168,10 @@ class Seen:
                 groups[rows.tokens].append(seconds)
         near = _near(groups)
         tokens = [float(np.mean(numbers)) for numbers in near]
+        typicals = {number: typical(seconds) for number, seconds in groups.items()}
         means = list[float]()
         for numbers in near:
-            means.append(float(np.mean([typical(groups[number]) for number in numbers])))
+            means.append(float(np.mean([typicals[number] for number in numbers])))
         rising = isotonic_regression(means).x
         few = MOST if self.threads else 0.0
         return OpTime(self.op, self.threads, tuple(tokens), tuple(rising.tolist()), few=few)
@@ -187,7 +188,8 @@ class Seen:
         """Storing new rows, as seen without decodes; calls with decodes by their number, and per KV entry."""
         store = self._by_tokens([not rows.decode for rows in self._rows])
         seen = [(rows, seconds) for rows, seconds in zip(self._rows, self._seconds, strict=True) if rows.decode]
-        counts = [numbers[0] for numbers in _near({rows.decode for rows, _ in seen})]
+        near = _near({rows.decode for rows, _ in seen})
+        counts = [numbers[0] for numbers in near]
         features = list[list[float]]()
         for rows, _ in seen:
             steps = [float(rows.decode >= count) for count in counts]

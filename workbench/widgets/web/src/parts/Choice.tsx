@@ -15,7 +15,8 @@ function stay(event: PointerEvent): void {
 // Open a list where its button has more room, and no higher than that.
 function unfold(list: HTMLElement, button: Element): void {
   let [top, bottom] = [0, window.innerHeight];
-  for (let around = button.parentElement; around; around = around.parentElement) {
+  // Not the body's box: what the body cuts off is cut at the window.
+  for (let around = button.parentElement; around && around !== document.body; around = around.parentElement) {
     if (getComputedStyle(around).overflowY === "visible") continue;
     const box = around.getBoundingClientRect();
     [top, bottom] = [Math.max(top, box.top), Math.min(bottom, box.bottom)];
