@@ -28,6 +28,7 @@ from workbench.hardware.profile import Profile
 from workbench.pipeline import Pipeline, Stack, code_of, connected, cpu, gpu, load, offload
 from workbench.schedules import CGOPipe, FlexGenS4, Overlap, Sequential, VSLPipe, contenders
 from workbench.serving import Progress, fits
+from workbench.serving.ledger import Ledger
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, moe, out_proj, qkv, route, shared_experts
@@ -402,6 +403,32 @@ def test_too_large_a_cache_comes_with_the_change_that_fits():
         if figures["mends"]:
             desk.say("fix", id=figures["mends"][0]["id"])
             assert desk.drawn()["figures"]["problem"] == ""
+    desk.studio.close()
+
+
+def test_a_memory_that_is_too_small_is_told_before_what_would_fit_is_found(monkeypatch):
+    found = list[str]()
+    search = Ledger.changes.func
+    monkeypatch.setattr(Ledger, "changes", property(lambda ledger: found.append("searched") or search(ledger)))
+    needed = fits(tiny_scenario(pipeline=VSL, requests=6), VSLPipe()).gpu.total
+    desk = Desk(tiny_scenario(pipeline=VSL, requests=6, machine=small_machine(gpu_memory=2 * needed)), [VSLPipe()])
+    desk.drawn()
+    out, told = desk.studio._out, list[tuple[bool, str, int, int]]()
+
+    def seen(**parts):
+        figures = parts.get("figures", {"problem": ""})
+        if figures["problem"]:
+            told.append((figures["searching"], figures["problem"], len(figures["mends"]), len(found)))
+        out(**parts)
+
+    desk.studio._out = seen
+    desk.say("set", name="gpu_memory", value=0)
+    desk.drawn()
+    (searching, cause, offered, searches), (done, reason, mends, _), *_ = told
+    assert (searching, offered, searches) == (True, 0, 0)
+    assert not done
+    assert mends
+    assert reason.startswith(f"{cause} It fits with")
     desk.studio.close()
 
 

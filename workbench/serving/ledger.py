@@ -112,7 +112,7 @@ class Ledger:
         if self:
             rest = " and ".join(f"{format_bytes(a.left)} of {a.name} memory" for a in (self.gpu, self.host))
             return f"It fits {self.machine!r}: {rest} are left."
-        reasons = " ".join(self._reason(account) for account in (self.gpu, self.host) if account.left < 0)
+        reasons = self.shortage
         if not self.changes:
             return (
                 f"{reasons} No single change of capacity, batch, weights' format or place, or one memory makes it fit."
@@ -121,6 +121,11 @@ class Ledger:
             return f"{reasons} It fits with {self.changes[0]}."
         *others, last = self.changes[:3]
         return f"{reasons} It fits with any one of these: {', '.join(map(str, others))}, or {last}."
+
+    @property
+    def shortage(self) -> str:
+        """The memories that are too small, in words, without a search for what would fit; empty if everything does."""
+        return " ".join(self._reason(account) for account in (self.gpu, self.host) if account.left < 0)
 
     def _reason(self, account: Account) -> str:
         """The sentence on a memory that is too small; its figures add up, in the unit of the memory's size."""

@@ -38,6 +38,7 @@ _DUE = 6  # drawings after which all garbage is collected
 EMPTY: Plain = {
     "figures": {
         "problem": "",
+        "searching": False,
         "sample": "",
         "rows": [],
         "ledger": [],
@@ -156,10 +157,12 @@ class Drawing:
         self._drawn = settings
         simulation = partial(self._predictions.simulation, until=overtaken)
         found: dict[str, Result | Refused] = {chosen.name: simulation(settings, chosen, soon=True)}
-        figures = self._figures(settings, found, None)
+        refused = isinstance(found[chosen.name], Refused)
+        figures = self._figures(settings, found, None, searched=not refused)
         lanes = self._lanes(settings)
-        if isinstance(found[chosen.name], Refused):  # a first point is somewhere else, and takes a while
+        if refused:  # what would fit takes a search, and a first point is somewhere else
             self._publish(figures=figures, lanes=lanes)
+            self._publish(figures=self._figures(settings, found, None))
             for name in ("bound", chosen.name):
                 self._publish(curves=self._first_curves(settings, overtaken, of=name))
         else:
@@ -185,11 +188,16 @@ class Drawing:
                 self._curves(settings, overtaken, again=True)
 
     def _figures(
-        self, settings: Settings, found: dict[str, Result | Refused], prices: ShadowPrices | Refused | None
+        self,
+        settings: Settings,
+        found: dict[str, Result | Refused],
+        prices: ShadowPrices | Refused | None,
+        *,
+        searched: bool = True,
     ) -> Plain:
         """The figures: of the chosen schedule alone until those of the others are found, and prices last.
 
-        `prices` is None as long as they are not computed.
+        `prices` is None as long as they are not computed. Unless `searched`, reasons do not say what would fit.
         """
         predictions = self._predictions
         chosen = settings.schedule
@@ -202,14 +210,17 @@ class Drawing:
                 rows.append({"name": schedule.name, "source": "simulated", "chosen": False, "why": "", "pending": True})
             else:
                 rate = self._rate_of_sample(settings.on(schedule=schedule), result)
-                rows.append(figure(result, schedule.name, bound, chosen=schedule == chosen, rate=rate))
+                rows.append(
+                    figure(result, schedule.name, bound, chosen=schedule == chosen, rate=rate, searched=searched)
+                )
         runs = self._beside(settings)
         rows += [figure(run, run.schedule, bound, chosen=False) for run in runs]
         sample = _sample(simulated, settings.requests)
         results = [each for each in (bound, simulated) if isinstance(each, Result)]
         results += [run for run in runs if run.schedule == chosen.name]
         return {
-            "problem": simulated.why if isinstance(simulated, Refused) else "",
+            "problem": _problem(simulated, searched),
+            "searching": not searched,
             "sample": sample,
             "rows": rows,
             "ledger": memories(predictions.ledger(settings)),
@@ -467,6 +478,13 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value
+
+
+def _problem(simulated: Result | Refused, searched: bool) -> str:
+    """The reason why there is no simulation, as `_figures` tells it; empty for one that there is."""
+    if not isinstance(simulated, Refused):
+        return ""
+    return simulated.why if searched else simulated.cause
 
 
 def _computed(settings: Settings) -> str:

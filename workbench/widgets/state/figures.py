@@ -23,16 +23,22 @@ Plain = dict[str, Any]
 
 
 def figure(
-    result: Result | Refused, name: str, bound: Result | Refused, *, chosen: bool, rate: float | None = None
+    result: Result | Refused,
+    name: str,
+    bound: Result | Refused,
+    *,
+    chosen: bool,
+    rate: float | None = None,
+    searched: bool = True,
 ) -> Plain:
-    """One row of the table of figures: a result, or the reason why there is none.
+    """One row of the table of figures: a result, or the reason why there is none; unless `searched`, not what fits.
 
     With a `rate` [output tokens/s] the result is of a sample of the requests, which stands for this rate of all;
     its times say nothing of all.
     """
     row: Plain = {"name": name, "chosen": chosen, "source": "simulated", "why": ""}
     if isinstance(result, Refused):
-        return {**row, "why": result.why}
+        return {**row, "why": result.why if searched else result.cause}
     served = result.source is not Source.BOUND
     joules = joules_per_token(result)
     shown = result.gen_tok_s if rate is None else rate

@@ -48,14 +48,20 @@ _ANY = Sequential()
 
 
 class Refused(NamedTuple):
-    """No prediction, and the error that says the reason."""
+    """No prediction, the error that says the reason, and a function that says at once what memory is too small."""
 
     error: WorkbenchError
+    shortage: Callable[[], str] = str
 
     @property
     def why(self) -> str:
         """The reason, which takes a search for what would fit where a memory is too small."""
         return str(self.error)
+
+    @property
+    def cause(self) -> str:
+        """The reason, without a search for what would fit."""
+        return self.shortage() or self.why
 
 
 class Predictions:
@@ -257,7 +263,8 @@ class Predictions:
             try:
                 return read(scenario, settings.schedule)
             except CapacityError as error:
-                return Refused(CapacityError(partial(self._verdict, settings, error.with_traceback(None))))
+                verdict = partial(self._verdict, settings, error.with_traceback(None))
+                return Refused(CapacityError(verdict), partial(self._shortage, settings))
             except WorkbenchError as error:
                 return Refused(error.with_traceback(None))  # its frames would be kept
 
@@ -267,6 +274,11 @@ class Predictions:
         """The sentence on a memory that is too small: one search for what would fit serves all who ask."""
         found = self.ledger(settings)
         return str(error) if isinstance(found, Refused) or found else found.verdict
+
+    def _shortage(self, settings: Settings) -> str:
+        """The memories that are too small, in words; empty if the ledger knows of none."""
+        found = self.ledger(settings)
+        return "" if isinstance(found, Refused) else found.shortage
 
     def _refused(self, settings: Settings) -> Refused | None:
         found = self._asking(price)(settings)

@@ -162,11 +162,11 @@ class Studio:
             self._out(**{name: value})
 
     def _publish_drawn(self, **parts: Any) -> None:
-        """Publish what was drawn; figures that have a problem come with changes that mend it."""
+        """Publish what was drawn; figures that have a problem come with changes that mend it, once these are found."""
         with self._lock:
             figures = parts.get("figures")
             if figures and figures["problem"]:
-                parts["figures"] = {**figures, "mends": self._mends()}
+                parts["figures"] = {**figures, "mends": [] if figures["searching"] else self._mends()}
             self._out(**parts)
 
     def _show(self) -> None:

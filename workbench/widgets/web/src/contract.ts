@@ -175,6 +175,7 @@ export interface LedgerRow {
 export interface Figures {
   problem: string;
   mends: Mend[];
+  searching?: boolean; // changes that mend the problem
   sample: string;
   rows: FigureRow[];
   ledger: LedgerRow[];

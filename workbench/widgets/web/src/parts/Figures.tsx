@@ -21,7 +21,7 @@ const COLUMNS: [Column, string, string][] = [
 ];
 
 export function Figures(): ReactNode {
-  const { problem: said, mends, sample, rows, ledger, pending } = useTrait("figures");
+  const { problem: said, mends, searching, sample, rows, ledger, pending } = useTrait("figures");
   const broken = useBroken();
   const problem = broken ? "" : said;
   const send = useSend();
@@ -33,6 +33,7 @@ export function Figures(): ReactNode {
   return (
     <Panel title="Figures" name="figures" beside={pending && <Computing />}>
       {problem && <Problem text={problem} mends={mends} onMend={(mend) => send({ do: "fix", id: mend.id })} />}
+      {problem && searching && <p className="wb-note">Looking for what would fit …</p>}
       {!problem && (broken || (!pending && rows.length === 0)) && <p className="wb-note">No figures yet: the pipeline that is shown cannot run.</p>}
       {main && <Reading row={main} measured={rows.find((row) => row.source === "measured" && row.name === main.name)} sample={sample} />}
       {shown.length > 0 && (
