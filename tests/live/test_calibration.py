@@ -86,6 +86,8 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     assert 0 < profile.fetch < 0.1
     assert 0 < profile.move < 0.1
     assert 0 < calibrated.cores.mover < 1e-8
+    assert profile.resident.experts is not None
+    assert all(0 <= loss < 10 for loss in astuple(profile.resident.experts))
     low, high = profile.spread
     assert 0 < low < 1 < high < math.inf
     assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
@@ -105,6 +107,19 @@ def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, mon
     monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-3:])
     found = wb.calibrate(tiny, refresh=True)
     assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
+
+
+def test_few_decodes_are_timed_behind_their_like(tiny, quick, tmp_path, monkeypatch):
+    """A run has many such iterations in a row."""
+    passes = list[tuple[str, int, Shape]]()
+    one = calibration._Bench._pass
+    monkeypatch.setattr(calibration._Bench, "_pass", lambda self, *what: passes.append(what) or one(self, *what))
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    wb.calibrate(tiny, refresh=True)
+    few = {what for what in passes if not what[2].prompts and what[2].decodes <= calibration.FEW}
+    assert few
+    for what in few:
+        assert passes[passes.index(what) + 1] == what
 
 
 class Filled:

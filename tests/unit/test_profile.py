@@ -13,13 +13,26 @@ from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, 
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
-from workbench.schedules import CGOPipe, FlexGenS3, KTransformers, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, KTransformers, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.stages import Place, Rows, Stage, attention, combine, experts, out_proj, qkv, route
+from workbench.stages import (
+    Place,
+    Rows,
+    Stage,
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
 
 EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 
@@ -149,6 +162,22 @@ def test_plans_that_stream_no_weights_lose_what_was_measured_in_such_plans():
     for scenario, schedule, changes in ((streaming, VSLPipe(), False), (resident, KTransformers(), True)):
         plain, lossy = simulate(timed(scenario), schedule), simulate(timed(scenario, resident=losses), schedule)
         assert (lossy.seconds > 1.01 * plain.seconds) == changes
+
+
+@pytest.mark.parametrize("op", [experts, decode_attention])
+def test_experts_and_attention_on_the_cpu_are_slowed_down_as_plans_of_their_own_were(op):
+    """Where nothing is streamed."""
+    layers = {
+        experts: EXPERTS_ON_CPU,
+        decode_attention: gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe),
+    }
+    scenario = tiny_scenario([8] * 4, [5] * 4).on(pipeline=layers[op])
+    slower = Contention(cpu=3.0)
+    for attention_slower, experts_slower, slows in ((slower, None, True), (slower, Contention(), op != experts)):
+        losses = Losses(contention=attention_slower, experts=experts_slower)
+        found = prepare(timed(scenario, resident=losses), FastDecode()).plans.cost.losses
+        assert (found.contention == slower) == slows
+    assert from_plain(Losses, to_plain(losses)) == losses
 
 
 def test_lanes_that_slow_one_another_down_overlap_longer():

@@ -306,6 +306,7 @@ def test_experts_are_split_over_both_devices(desk):
     halves = [card for arm in fork["arms"] for card in arm if card["kind"] == "card"]
     assert [(card["name"], card["device"]) for card in halves] == [("experts[:2]", "gpu"), ("experts[~:2]", "cpu")]
     assert not any(card["split"] for card in halves)
+    assert [card["about"].partition(";")[0] for card in halves] == ["experts 0 to 1 of 4", "experts 2 to 3 of 4"]
     assert desk.shown["wiring"]["fault"] is None
     assert desk.drawn()["figures"]["problem"] == ""
     assert next(each for each in desk.shown["wiring"]["palette"] if each["name"] == "experts")["placed"]
@@ -580,7 +581,18 @@ def test_a_variant_tells_the_load_under_which_it_was_measured(others, told):
     result = replace(wb.simulate(settings.scenario(), VSLPipe()), source=Source.MEASURED, others=others)
     variants = Variants(Predictions(), lambda: [(settings, result)])
     variants.pin(settings, "")
-    assert variants.plain()[0]["notes"] == ({"output tokens/s, measured": told} if told else {})
+    assert variants.plain()[0]["notes"].get("output tokens/s, measured") == told
+
+
+def test_a_variant_tells_the_largest_parts_of_each_memory():
+    settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
+    variants = Variants(Predictions(), list)
+    variants.pin(settings, "")
+    ledger = fits(settings.scenario(), VSLPipe())
+    for name, account in (("GPU memory", ledger.gpu), ("host memory", ledger.host)):
+        first, second = sorted(account.entries, key=lambda entry: entry.bytes)[:-3:-1]
+        told = f"{first.name} {format_bytes(first.bytes)}, {second.name} {format_bytes(second.bytes)}"
+        assert variants.plain()[0]["notes"][name] == told
 
 
 def test_curves_go_over_another_setting(desk):

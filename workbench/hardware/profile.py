@@ -121,14 +121,19 @@ class Losses:
         Seconds that a transfer of activations takes beyond its bytes.
     contention : Contention
         Slowdown of the compute lanes in plans in which both work at once.
+    experts : Contention or None
+        The same where the cpu lane has experts and no attention, which is in Python for more of its time; None if that
+        was not measured.
     """
 
     dispatch: float = saved_as("hand_over", 0.0)
     move: float = 0.0
     contention: Contention = Contention()
+    experts: Contention | None = None
 
     def __post_init__(self) -> None:
-        _check_least("times that a plan loses", 0.0, self.dispatch, self.move, *astuple(self.contention))
+        slower = (*astuple(self.contention), *astuple(self.experts or self.contention))
+        _check_least("times that a plan loses", 0.0, self.dispatch, self.move, *slower)
 
     __repr__ = saved_repr
 
@@ -212,11 +217,13 @@ class Profile:
         told = f"operations x {factor:.3g} by a run of {measured.schedule} on {measured.date[:10]}"
         return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
 
-    def losses(self, *, streams: bool) -> Losses:
-        """Time that a plan loses that streams weights, or that streams none."""
-        if self.resident is not None and not streams:
+    def losses(self, *, streams: bool, attends: bool) -> Losses:
+        """Time that a plan loses that streams weights, or none, and whose cpu lane `attends` or not."""
+        if self.resident is None or streams:
+            return Losses(self.dispatch, self.move, self.contention)
+        if attends or self.resident.experts is None:
             return self.resident
-        return Losses(self.dispatch, self.move, self.contention)
+        return replace(self.resident, contention=self.resident.experts)
 
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
         """The times of an operation on `threads` threads, or None if it was not measured.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count as numbers
@@ -110,13 +110,22 @@ class TaskCost:
     @cached_property
     def losses(self) -> Losses | None:
         """Time that the plans lose between tasks and by contention, as measured; None without a profile."""
-        return None if self.profile is None else self.profile.losses(streams=self._streams)
+        if self.profile is None:
+            return None
+        attends = any(stage.device is Place.CPU and stage.op.keeps_kv for stage in self._every_stage)
+        return self.profile.losses(streams=self._streams, attends=attends)
 
     @property
     def _streams(self) -> bool:
         """True if weights of any layer are streamed, all of them or those of chosen experts."""
         sorts = (layer for layer, _ in self._stack.alike)
         return any(self._stack.streams(stage, layer) for layer in sorts for stage in self._stack.stages(layer))
+
+    @property
+    def _every_stage(self) -> Iterator[Stage]:
+        """The stages of all kinds of layers."""
+        for layer, _ in self._stack.alike:
+            yield from self._stack.stages(layer)
 
     def model_at(self, layer: int) -> ModelConfig:
         """The model whose layers are all like this one."""

@@ -37,7 +37,7 @@ from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.machine import Link
-from workbench.hardware.profile import Contention, Cores, Losses, Pace, Profile
+from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -108,7 +108,7 @@ _STREAMED = fetch(weights) | _APART
 _LATENT = fetch(experts.weights) | _APART
 """Prompts of latent attention want the weights of `qkv` and of `out_proj` at once."""
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
-_RESIDENT_PIPELINES = {"resident": _RESIDENT, "halves": _APART}
+_RESIDENT_PIPELINES = {"resident": _RESIDENT, "halves": _APART, "crossed": _RESIDENT}
 _ALONE = ("streamed", "resident")
 _TOGETHER = ("phases", "pages", "parts")
 _KINDS: dict[str, Schedule] = {
@@ -119,11 +119,14 @@ _KINDS: dict[str, Schedule] = {
     "pages": CGOPipe(),
     "parts": FlexGenS3(),
     "halves": FastDecode(),
+    "crossed": FastDecode(),
 }
 """Kinds of plans: lanes that work in turn without a rest, that rest while weights arrive, and that work at once.
 
-Nothing is streamed in "resident" plans, whose lanes work in turn, and in "halves", whose lanes work at once.
+Nothing is streamed in "resident" plans, whose lanes work in turn, and in "halves" and "crossed", whose lanes work at
+once: the cpu lane at attention or at experts.
 """
+_AT_ONCE = ("halves", "crossed")
 
 
 def calibrate(
@@ -203,7 +206,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 19|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 20|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -241,6 +244,11 @@ def _pipeline(kind: str, model: ModelConfig) -> Pipeline:
 def _resident_shapes(shapes: Sequence[Shape]) -> list[Shape]:
     """Shapes of passes with resident weights: all shapes with few rows, and every second one."""
     return [shape for number, shape in enumerate(shapes) if shape.rows.tokens <= FEW or number % 2]
+
+
+def _follows_its_like(shape: Shape) -> bool:
+    """True for few decodes: a run has many such iterations in a row, and code and data are in the caches then."""
+    return not shape.prompts and shape.rows.tokens <= FEW
 
 
 @dataclass
@@ -291,8 +299,8 @@ class _Hollow(Engine):
 
 
 def _kinds(machine: Machine) -> dict[str, Schedule]:
-    """Kinds of plans that are timed: not halves on a card, whose experts no other plan times with resident weights."""
-    return {kind: schedule for kind, schedule in _KINDS.items() if kind != "halves" or not machine.has_card}
+    """Kinds of plans that are timed: on a card all that stream, and one that does not."""
+    return {kind: schedule for kind, schedule in _KINDS.items() if kind not in _AT_ONCE or not machine.has_card}
 
 
 def _check_card_memory(plans: Iterable[Prepared], machine: Machine) -> None:
@@ -355,7 +363,7 @@ class _Bench:
         threads = sorted({cores.gpu or cores.cpu, cores.cpu, cores.alone})
         wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
         wanted += [("resident", count, each) for count in threads for each in _resident_shapes(SHAPES)]
-        both = [kind for kind in ("waiting", *_TOGETHER, "halves") if kind in self._engines]
+        both = [kind for kind in ("waiting", *_TOGETHER, *_AT_ONCE) if kind in self._engines]
         wanted += [(kind, threads[0], each) for kind in both for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
         self._fill(passes)
@@ -382,7 +390,7 @@ class _Bench:
             fetch=self._fetch(waiting),
             rest=rest(waiting, ops) / self._model.num_hidden_layers,
             contention=losses.contention,
-            resident=self._losses(resident, resident, contention(of_kind["halves"], ops, cores, 0.0)),
+            resident=self._resident_losses(resident, of_kind, ops),
             spread=spread(alone, ops),
             others=self._others(passes),
         )
@@ -406,6 +414,8 @@ class _Bench:
                 bar.total = len(every) * max(LEAST_ROUNDS, rounds + 1)
                 for place, number in enumerate(self._random.permutation(len(every)).tolist(), 1):
                     what = every[number]
+                    if _follows_its_like(what[-1]):
+                        self._pass(*what)
                     with listening() as noise:
                         seen = self._pass(*what)
                     self._noise.append(noise)
@@ -454,6 +464,14 @@ class _Bench:
         handed = typical([wait for one in passes for wait in one.waits(("gpu", "cpu"))])
         beyond = median(one.beyond_operations for one in passes)
         return Losses(handed + beyond, max(0.0, typical(moves) + linked), slower)
+
+    def _resident_losses(
+        self, in_turn: Sequence[Pass], of_kind: Mapping[str, Sequence[Pass]], ops: Sequence[OpTime]
+    ) -> Losses:
+        """Losses of plans that stream nothing, whose lanes were not timed at work at once on a card."""
+        slower = {kind: contention(of_kind[kind], ops, self._cores, 0.0) for kind in _AT_ONCE}
+        losses = self._losses(in_turn, in_turn, slower["halves"])
+        return replace(losses, experts=slower["crossed"] if of_kind["crossed"] else None)
 
     def _fetch(self, passes: Sequence[Pass]) -> float:
         """Seconds that a transfer of weights takes beyond its bytes."""

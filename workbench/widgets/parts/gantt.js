@@ -44,6 +44,14 @@ function parted(after) {
   return at < 0 ? [after, ""] : [after.slice(0, at), after.slice(at + 1)];
 }
 
+// A text that is no wider than the room for it.
+function cut(pen, text, width) {
+  if (pen.measureText(text).width <= width) return text;
+  let kept = text.length;
+  while (kept > 0 && pen.measureText(`${text.slice(0, kept)}…`).width > width) kept -= 1;
+  return `${text.slice(0, kept)}…`;
+}
+
 class Chart {
   constructor(model, el) {
     this.model = model;
@@ -111,6 +119,7 @@ class Chart {
     pen.scale(ratio, ratio);
     pen.font = `12px ${style.fontFamily}`;
     pen.textBaseline = "middle";
+    this.cut = new Set(); // tracks whose title has no room
     let top = 0;
     this.tracks.forEach((track) => {
       this.drawTrack(pen, track, top, width, style.color);
@@ -122,7 +131,9 @@ class Chart {
   drawTrack(pen, track, top, width, ink) {
     pen.fillStyle = ink;
     pen.textAlign = "left";
-    pen.fillText(track.title, LEFT, top + TITLE / 2);
+    const title = cut(pen, track.title, width - LEFT - RIGHT);
+    if (title !== track.title) this.cut.add(track);
+    pen.fillText(title, LEFT, top + TITLE / 2);
     track.lanes.forEach((lane, row) => {
       const y = top + TITLE + row * ROW;
       pen.fillStyle = ink;
@@ -213,6 +224,7 @@ class Chart {
     let top = 0;
     for (const track of this.tracks) {
       const lane = Math.floor((y - top - TITLE) / ROW);
+      if (y >= top && y < top + TITLE) return this.cut.has(track) ? track.title : undefined;
       if (lane >= 0 && lane < track.lanes.length) {
         const time = this.seconds(x);
         const near = ((this.to - this.from) / this.width) * 1.5;

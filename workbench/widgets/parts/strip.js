@@ -73,6 +73,14 @@ function draw(part, index, samples) {
   pen.fillText(amount(most, channel.unit), 0, 9);
 }
 
+// The times of the run that the charts go over.
+function over(samples) {
+  if (!samples.length) return "";
+  const last = samples[samples.length - 1][0];
+  const begin = Math.max(0, last - SECONDS);
+  return `Charts: second ${Math.floor(begin)} to ${Math.ceil(last)} of the run`;
+}
+
 export default () => {
   let samples = [];
   const views = new Set();
@@ -91,10 +99,12 @@ export default () => {
       el.classList.add("wb-strip");
       const grid = element("div", "wb-strip-grid", el);
       const parts = model.get("channels").map((channel) => gauge(channel, grid));
+      const times = element("div", "wb-strip-times", el);
       let frames = 0;
       const show = () => {
         const last = samples[samples.length - 1];
         el.classList.toggle("wb-strip-empty", !last);
+        times.textContent = over(samples);
         parts.forEach((part, index) => {
           part.text.textContent = last ? last[2][index] : "–";
           part.note.textContent = last ? last[3][index] : "";

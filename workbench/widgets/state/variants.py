@@ -11,7 +11,7 @@ from workbench.core.result import Result
 from workbench.core.units import format_bytes, format_seconds
 from workbench.pipeline import Pipeline, ranges_of
 from workbench.schedules import Schedule
-from workbench.serving.ledger import Ledger
+from workbench.serving.ledger import Account, Ledger
 from workbench.stages import Place, Stage
 from workbench.widgets.parts.words import digits
 from workbench.widgets.state.figures import Plain, joules_per_token, limited, under_load
@@ -20,6 +20,8 @@ from workbench.widgets.state.settings import Settings
 
 MOST = 4
 Measured = Sequence[tuple[Settings, Result]]
+_PARTS = 2
+"""Parts of a memory that are told, the largest ones."""
 _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -136,9 +138,16 @@ class Variants:
             found["output tokens/s, measured"] = _Figure(digits(run.gen_tok_s), run.gen_tok_s, False, note)
             found |= _of_requests(run, "measured")
         if isinstance(ledger, Ledger):
-            found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
-            found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
+            found["GPU memory"] = _held(ledger.gpu)
+            found["host memory"] = _held(ledger.host)
         return found
+
+
+def _held(account: Account) -> _Figure:
+    """What a memory holds, with its largest parts."""
+    largest = sorted(account.entries, key=lambda entry: -entry.bytes)[:_PARTS]
+    note = ", ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in largest if entry.bytes)
+    return _Figure(format_bytes(account.total), account.total, note=note)
 
 
 def _of_requests(result: Result, source: str) -> dict[str, _Figure]:

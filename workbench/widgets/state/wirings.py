@@ -272,7 +272,7 @@ class Wirings:
             "path": list(path),
             "name": op.name,
             "device": element.device.value,
-            "about": about(op),
+            "about": f"{_which(op.subset, model)}{about(op)}",
             "rows": op.rows.value,
             "shared": bool(model.shared_params) and op.plain is shared_beside(pipeline),
             "split": _half(model) if can_be_divided(element) else "",
@@ -335,6 +335,23 @@ def about(op: Op) -> str:
     """The buffers that an operation reads and writes, in words."""
     reads = [*op.reads, *(("the KV cache",) if op.keeps_kv else ())]
     return f"reads {', '.join(reads)}; writes {', '.join(op.writes)}"
+
+
+def _which(subset: ExpertSet | None, model: ModelConfig) -> str:
+    """The experts of an operation that computes some of them, in words: ``experts 0 to 3 of 8; ``.
+
+    A set whose table has a row for each layer is told by that of the first one.
+    """
+    if subset is None:
+        return ""
+    every = model.num_local_experts
+    try:
+        chosen = subset.of(0, every)
+    except PipelineError:  # the card has the fault
+        return ""
+    if len(chosen) > 1 and chosen[-1] - chosen[0] == len(chosen) - 1:
+        return f"experts {chosen[0]} to {chosen[-1]} of {every}; "
+    return f"{len(chosen)} of {every} experts; "
 
 
 def _entry(name: str, op: Op, placed: bool) -> Plain:
