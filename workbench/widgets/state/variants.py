@@ -144,7 +144,7 @@ class Variants:
 
 
 def _held(account: Account) -> _Figure:
-    """What a memory holds, with its largest parts."""
+    """The total of a memory, with its largest parts."""
     largest = sorted(account.entries, key=lambda entry: -entry.bytes)[:_PARTS]
     note = ", ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in largest if entry.bytes)
     return _Figure(format_bytes(account.total), account.total, note=note)
