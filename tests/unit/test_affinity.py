@@ -112,3 +112,15 @@ def test_a_lane_that_is_pinned_leaves_another_engines_lane_of_that_name_where_it
         done.set()
         thread.join()
     assert found == [{one}]
+
+
+@linux
+def test_threads_that_end_meanwhile_are_passed_over(tmp_path, monkeypatch):
+    """The system lists a thread, and has nothing of it to read a moment later."""
+    own = threading.get_native_id()
+    for thread, name in ((own, "gpu-1"), (own + 1, None), (own + 2, "gpu-1"), (own + 3, "cpu-1")):
+        (tmp_path / str(thread)).mkdir()
+        if name is not None:
+            (tmp_path / str(thread) / "comm").write_text(name)
+    monkeypatch.setattr(affinity_module, "_TASKS", tmp_path)
+    assert affinity_module._others() == [own + 2]

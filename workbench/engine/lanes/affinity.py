@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -56,7 +57,8 @@ def pin(affinity: Affinity) -> None:
     if affinity.threads == 2 and len(affinity.cores) >= 2:
         torch.ones(1 << 17).fill_(0.0)  # the first shared work starts the other thread
         for other in _others():
-            os.sched_setaffinity(other, affinity.cores[1:])
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(other, affinity.cores[1:])
         os.sched_setaffinity(0, affinity.cores[:1])
 
 
@@ -80,5 +82,9 @@ def _others() -> list[int]:
     """Threads that the calling thread started, which bear its name."""
     own = threading.get_native_id()
     name = (_TASKS / str(own) / "comm").read_text()
-    others = [int(task.name) for task in _TASKS.iterdir()]
-    return [other for other in others if other != own and (_TASKS / str(other) / "comm").read_text() == name]
+    found = list[int]()
+    for other in (int(task.name) for task in _TASKS.iterdir()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+            if other != own and (_TASKS / str(other) / "comm").read_text() == name:
+                found.append(other)
+    return found
