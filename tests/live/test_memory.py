@@ -166,9 +166,9 @@ def test_no_pass_waits_for_a_kernel_to_be_compiled(taken: dict[str, list[Any]]) 
 
 @pytest.mark.alone
 def test_twenty_runs_leave_nothing(taken: dict[str, list[Any]]) -> None:
-    """The model has 55 MB. One run's plans and spans take 0.1 MB in Python, where the largest step is not counted.
+    """The model has 55 MB; one run's plans and spans take 0.1 MB in Python.
 
-    The interpreter's table of interned strings, 4 MB, is doubled once in a while.
+    The run that allocated most is not counted: Python sometimes doubles its table of interned strings, by 4 MB.
     """
     resident, traced, peak = taken["grown"]
     assert resident < SLACK

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import VSL
 from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
 from workbench.perfmodels import bound
-from workbench.pipeline import cpu, gpu, load, offload
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, KTransformers, Sequential, VSLPipe
 from workbench.schedules.base import Step
@@ -19,20 +20,7 @@ from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.stages import (
-    Place,
-    Rows,
-    Stage,
-    attention,
-    combine,
-    decode_attention,
-    experts,
-    moe,
-    out_proj,
-    prefill_attention,
-    qkv,
-    route,
-)
+from workbench.stages import Place, Rows, Stage, attention, combine, decode_attention, experts, out_proj, qkv, route
 
 EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 
@@ -167,10 +155,7 @@ def test_plans_that_stream_no_weights_lose_what_was_measured_in_such_plans():
 @pytest.mark.parametrize("op", [experts, decode_attention])
 def test_experts_and_attention_on_the_cpu_are_slowed_down_as_plans_of_their_own_were(op):
     """Where nothing is streamed."""
-    layers = {
-        experts: EXPERTS_ON_CPU,
-        decode_attention: gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe),
-    }
+    layers = {experts: EXPERTS_ON_CPU, decode_attention: Pipeline(VSL.chain)}
     scenario = tiny_scenario([8] * 4, [5] * 4).on(pipeline=layers[op])
     slower = Contention(cpu=3.0)
     for attention_slower, experts_slower, slows in ((slower, None, True), (slower, Contention(), op != experts)):

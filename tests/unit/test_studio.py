@@ -581,7 +581,8 @@ def test_a_variant_tells_the_load_under_which_it_was_measured(others, told):
     result = replace(wb.simulate(settings.scenario(), VSLPipe()), source=Source.MEASURED, others=others)
     variants = Variants(Predictions(), lambda: [(settings, result)])
     variants.pin(settings, "")
-    assert variants.plain()[0]["notes"].get("output tokens/s, measured") == told
+    notes = {name: note for name, note in variants.plain()[0]["notes"].items() if not name.endswith(" memory")}
+    assert notes == ({"output tokens/s, measured": told} if told else {})
 
 
 def test_a_variant_tells_the_largest_parts_of_each_memory():

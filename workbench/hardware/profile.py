@@ -122,8 +122,8 @@ class Losses:
     contention : Contention
         Slowdown of the compute lanes in plans in which both work at once.
     experts : Contention or None
-        The same where the cpu lane has experts and no attention, which is in Python for more of its time; None if that
-        was not measured.
+        The same for plans whose cpu lane computes experts and no attention, which spends more of its time in Python;
+        None if that was not measured.
     """
 
     dispatch: float = saved_as("hand_over", 0.0)

@@ -299,7 +299,7 @@ class _Hollow(Engine):
 
 
 def _kinds(machine: Machine) -> dict[str, Schedule]:
-    """Kinds of plans that are timed: on a card all that stream, and one that does not."""
+    """Kinds of plans that are timed: on a card none with resident experts on the GPU, which no other plan times."""
     return {kind: schedule for kind, schedule in _KINDS.items() if kind not in _AT_ONCE or not machine.has_card}
 
 
@@ -468,7 +468,7 @@ class _Bench:
     def _resident_losses(
         self, in_turn: Sequence[Pass], of_kind: Mapping[str, Sequence[Pass]], ops: Sequence[OpTime]
     ) -> Losses:
-        """Losses of plans that stream nothing, whose lanes were not timed at work at once on a card."""
+        """Losses of plans that stream nothing; a card has no times of lanes that work at once in such plans."""
         slower = {kind: contention(of_kind[kind], ops, self._cores, 0.0) for kind in _AT_ONCE}
         losses = self._losses(in_turn, in_turn, slower["halves"])
         return replace(losses, experts=slower["crossed"] if of_kind["crossed"] else None)

@@ -219,7 +219,7 @@ class Drawing:
         results = [each for each in (bound, simulated) if isinstance(each, Result)]
         results += [run for run in runs if run.schedule == chosen.name]
         return {
-            "problem": _problem(simulated, searched),
+            "problem": simulated.told(searched=searched) if isinstance(simulated, Refused) else "",
             "searching": not searched,
             "sample": sample,
             "rows": rows,
@@ -478,13 +478,6 @@ def drawn_at(axis: Slider, settings: Settings) -> float:
     if axis is KV_CAPACITY:
         return value * kv_bytes_per_token(settings.memory, settings.model)
     return 100 * value if _UNITS.get(axis.name) == "%" else value
-
-
-def _problem(simulated: Result | Refused, searched: bool) -> str:
-    """The reason why there is no simulation, as `_figures` tells it; empty for one that there is."""
-    if not isinstance(simulated, Refused):
-        return ""
-    return simulated.why if searched else simulated.cause
 
 
 def _computed(settings: Settings) -> str:

@@ -38,7 +38,7 @@ def figure(
     """
     row: Plain = {"name": name, "chosen": chosen, "source": "simulated", "why": ""}
     if isinstance(result, Refused):
-        return {**row, "why": result.why if searched else result.cause}
+        return {**row, "why": result.told(searched=searched)}
     served = result.source is not Source.BOUND
     joules = joules_per_token(result)
     shown = result.gen_tok_s if rate is None else rate

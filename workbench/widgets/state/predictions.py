@@ -58,10 +58,9 @@ class Refused(NamedTuple):
         """The reason, which takes a search for what would fit where a memory is too small."""
         return str(self.error)
 
-    @property
-    def cause(self) -> str:
-        """The reason, without a search for what would fit."""
-        return self.shortage() or self.why
+    def told(self, *, searched: bool) -> str:
+        """The reason; unless `searched`, without the search for what would fit."""
+        return self.why if searched else self.shortage() or self.why
 
 
 class Predictions:
