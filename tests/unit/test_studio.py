@@ -32,10 +32,12 @@ from workbench.serving.ledger import Ledger
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate.loading import loader
 from workbench.stages import ExpertSet, Op, Work, attention, combine, experts, moe, out_proj, qkv, route, shared_experts
+from workbench.widgets.parts import newest
 from workbench.widgets.parts.words import digits, roughly
+from workbench.widgets.state import drawing
 from workbench.widgets.state import predictions as predicted
 from workbench.widgets.state.controls import KV_CAPACITY, MICRO_BATCHES, Controls
-from workbench.widgets.state.drawing import _DUE, Drawing, _Points
+from workbench.widgets.state.drawing import Drawing, _Garbage, _Points
 from workbench.widgets.state.figures import figure
 from workbench.widgets.state.pace import Course, Earlier, Pace
 from workbench.widgets.state.predictions import Predictions, Refused, _wired
@@ -1249,31 +1251,45 @@ def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
     assert predictions._sample(settings.on(requests=1), predicted.SOON) == 1
 
 
+@pytest.fixture
+def soon_at_rest(monkeypatch):
+    monkeypatch.setattr(newest, "_QUIET", 0.05)
+    monkeypatch.setattr(drawing, "_GARBAGE", _Garbage())
+
+
 def drawings(draw):
     made = Drawing(Predictions(), lambda _: [], list, list, Earlier, lambda _: None, lambda *_: None)
     made._draw = draw
     return made
 
 
-def test_garbage_is_passed_over_while_drawings_go_on(monkeypatch):
-    """Those of another view, too; one that fails or is overtaken gives everything back as well."""
+def test_no_collection_of_all_garbage_until_drawings_are_at_rest(soon_at_rest):
+    """Those of another view, too; one that fails or is overtaken as well."""
     settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
-    frozen = list[int]()
+    before = gc.get_threshold()
+    seen = list[tuple[int, ...]]()
     other = drawings(lambda *_: None)
 
     def draw(*_):
-        other._follow(settings, lambda: False)
-        frozen.append(gc.get_freeze_count())
+        other.put(settings)
+        assert other.wait(20)
+        seen.append(gc.get_threshold())
         raise StoppedError("overtaken.")
 
     made = drawings(draw)
-    made._follow(settings, lambda: True)
-    assert frozen[0] > 10_000
-    assert gc.get_freeze_count() == 0
+    made.put(settings)
+    assert made.wait(20)
+    assert eventually(lambda: gc.get_threshold() == before)
+    assert seen[0][:2] == before[:2]
+    assert seen[0][2] > 1_000_000
+    made.close()
+    other.close()
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_garbage_of_drawings_is_collected_at_rest(moved):
+@pytest.mark.parametrize("closed", [False, True])
+def test_garbage_of_drawings_is_collected_at_rest(soon_at_rest, monkeypatch, closed):
+    if closed:
+        monkeypatch.setattr(newest, "_QUIET", 60.0)
     settings = Settings.of(tiny_scenario(pipeline=VSL), VSLPipe())
     gone = list[weakref.ref]()
 
@@ -1283,9 +1299,19 @@ def test_garbage_of_drawings_is_collected_at_rest(moved):
         gone.append(weakref.ref(cycle))
 
     made = drawings(draw)
-    for _ in range(2 * _DUE):
-        made._follow(settings, lambda: moved)
-    assert (gone[0]() is None) != moved
+    made.put(settings)
+    assert made.wait(20)
+    if closed:
+        made.close()
+    assert eventually(lambda: gone[0]() is None)
+    made.close()
+
+
+def eventually(true):
+    due = time.monotonic() + 20
+    while not true() and time.monotonic() < due:
+        time.sleep(0.01)
+    return true()
 
 
 class Cycle:

@@ -576,6 +576,14 @@ def test_an_observer_may_answer_with_a_message(view):
     assert len(view.variants) == 1
 
 
+def test_an_answer_says_in_itself_that_it_is_one(view):
+    numbers = list[int]()
+    view.observe(lambda _: numbers.append(view.answered), "settings")
+    before = view.answered
+    say(view, "set", name="output_len", value=0)
+    assert numbers == [before + 1] == [view.answered]
+
+
 def test_a_closed_view_is_collected(scenario, runs):
     before = set(threading.enumerate())
     shown = Builder(scenario, names={})

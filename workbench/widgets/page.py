@@ -47,6 +47,7 @@ class Page(anywidget.AnyWidget):
             if older._made_by.again_in(self._made_by):
                 older.close()
         self._sending = threading.RLock()
+        self._answering = threading.local()
 
     def _open(self) -> None:
         """Take messages from here on."""
@@ -69,14 +70,15 @@ class Page(anywidget.AnyWidget):
     def _publish(self, **parts: Any) -> None:
         """Show parts, by their names, in one message, so that the browser draws once.
 
-        Observers are called once all parts are set.
+        The answer to a message says in itself that it is one. Observers are called once all parts are set.
         """
         with self._sending, self.hold_sync(), self.hold_trait_notifications():
-            for name, value in parts.items():
+            for name, value in {**parts, **vars(self._answering)}.items():
                 setattr(self, name, value)
 
     def _received(self, _: object, message: Any, __: object) -> None:
         number = int(message.get("n", 0))
+        self._answering.answered = number
         try:
             self._answer(message)
         except WorkbenchError as error:
@@ -85,6 +87,7 @@ class Page(anywidget.AnyWidget):
             self._tell(f"{type(error).__name__}: {error}")
         finally:
             self.answered = number
+            vars(self._answering).clear()
 
 
 def shell() -> Any:

@@ -8,16 +8,23 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_QUIET = 10.0
+"""Time without work after which a worker is at rest [s]."""
+
 
 class Newest(Generic[T]):
     """A worker that calls `work(value, overtaken)` in a daemon thread with the newest value; older ones are dropped.
 
     `overtaken()` is true once a newer value waits or the work was cancelled: the work in progress may then return.
+    `rest()` is called in the thread once there was no work for some seconds, and when the thread ends.
     """
 
-    def __init__(self, work: Callable[[T, Callable[[], bool]], None], name: str) -> None:
+    def __init__(
+        self, work: Callable[[T, Callable[[], bool]], None], name: str, rest: Callable[[], None] = lambda: None
+    ) -> None:
         self._work = work
         self._name = name
+        self._rest = rest
         self._changed = threading.Condition()
         self._waiting: list[T] = []
         self._busy = self._cancelled = self._closed = False
@@ -60,6 +67,14 @@ class Newest(Generic[T]):
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
+            if not self._comes_within(_QUIET):
+                self._rest()
+        self._rest()
+
+    def _comes_within(self, seconds: float) -> bool:
+        """Wait for the next value; False if none comes within some time."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._waiting or self._closed, seconds))
 
     def _take(self) -> list[T] | None:
         with self._changed:

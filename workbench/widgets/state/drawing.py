@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakSet
 
 from workbench.analysis.explain import explain
 from workbench.analysis.shadow_prices import ShadowPrices
@@ -33,7 +34,7 @@ _PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
 _NEXT = 2 ** (1 / 4)  # a step of a ladder
-_DUE = 6  # drawings after which all garbage is collected
+_NEVER = 10**9  # collections of younger garbage before one of all
 
 EMPTY: Plain = {
     "figures": {
@@ -105,7 +106,7 @@ class Drawing:
         self._axis: Slider = KV_CAPACITY
         self._shown: list[Plain] = []
         self._drawn: Settings | None = None
-        self._worker = Newest(self._follow, "view-drawing")
+        self._worker = Newest(self._follow, "view-drawing", lambda: _GARBAGE.all_again(self))
 
     def put(self, settings: Settings) -> None:
         """Compute these settings next, and drop what is computed of earlier ones."""
@@ -129,8 +130,8 @@ class Drawing:
         self._worker.close()
 
     def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
-        """Draw, without a collection of all garbage, which takes 0.2 s; there is time for one once all is drawn."""
-        _GARBAGE.pass_over()
+        """Draw, without a collection of all garbage, which takes 0.2 s; there is time for one at rest."""
+        _GARBAGE.recent_alone(self)
         try:
             self._draw(settings, overtaken)
         except StoppedError:  # newer settings are drawn next
@@ -138,8 +139,6 @@ class Drawing:
         except Exception as error:  # an exception of this thread would not be shown
             problem = f"{type(error).__name__}: {error}"
             self._publish(figures={**EMPTY["figures"], "problem": problem, "pending": False})
-        finally:
-            _GARBAGE.take_back(at_rest=not overtaken())
 
     def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw in the order in which a reader looks: the chosen schedule, its lanes, the others, the curves.
@@ -378,33 +377,32 @@ class Drawing:
 
 
 class _Garbage:
-    """Collections that pass over what was there when a drawing began; one of all garbage follows at rest.
-
-    All drawings of the process share it.
-    """
+    """Collections of recent garbage alone, until all drawings of the process are at rest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._drawings = 0
-        self._since = 0
+        self._at_work = WeakSet[Drawing]()
+        self._thresholds = gc.get_threshold()
 
-    def pass_over(self) -> None:
-        """Let collections pass over what is there now, until `take_back`."""
+    def recent_alone(self, drawing: Drawing) -> None:
+        """Put off collections of all garbage."""
         with self._lock:
-            if not self._drawings:
-                gc.freeze()
-            self._drawings += 1
+            if not self._at_work:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(*self._thresholds[:2], _NEVER)
+            self._at_work.add(drawing)
 
-    def take_back(self, *, at_rest: bool) -> None:
-        """Let collections see everything again once no drawing goes on, and collect it if that is due `at_rest`."""
+    def all_again(self, drawing: Drawing) -> None:
+        """Collect all garbage now and as often as before, once no other drawing is at work.
+
+        Where collections are off, as during a run, none is made now.
+        """
         with self._lock:
-            self._drawings -= 1
-            self._since += 1
-            if not self._drawings:
-                gc.unfreeze()
-            due = at_rest and self._since >= _DUE and gc.isenabled()
-            self._since = 0 if due else self._since
-        if due:
+            self._at_work.discard(drawing)
+            if self._at_work:
+                return
+            gc.set_threshold(*self._thresholds)
+        if gc.isenabled():
             gc.collect()
 
 

@@ -1,4 +1,4 @@
-import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+import { memo, useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 import type { Model } from "./contract";
 import { Explored } from "./explore/Explored";
@@ -81,8 +81,8 @@ function View({ said }: { said: string }): ReactNode {
   );
 }
 
-// The narrow parts stand together where the first of them is named.
-function Parts(): ReactNode {
+// The narrow parts stand together where the first of them is named. What the view around says draws none of them anew.
+const Parts = memo(function Parts(): ReactNode {
   const names = useTrait("parts").filter((name) => name in PARTS);
   const narrow = names.filter((name) => !WIDE.includes(name));
   const first = narrow[0] === undefined ? names.length : names.indexOf(narrow[0]);
@@ -98,7 +98,7 @@ function Parts(): ReactNode {
       ))}
     </>
   );
-}
+});
 
 // Two columns where there is room; else the parts in their order.
 function Columns({ names }: { names: string[] }): ReactNode {

@@ -105,10 +105,10 @@ function Flow(props: Props): ReactNode {
   const [fitted, setFitted] = useState(true);
   const [drop, setDrop] = useState<Drop | null>(null);
   const [held, setHeld] = useState<string | null>(null); // the card that is dragged
-  const [nodes, setNodes] = useState<AnyNode[]>([]);
   const wanted = useMemo(() => nodesOf(props), [picture, props.fault, props.stale, props.active, props.sizes]);
+  const [changed, setChanged] = useState({ of: wanted, nodes: wanted }); // as they were dragged and measured
+  const nodes = changed.of === wanted ? changed.nodes : wanted;
   const edges = useMemo(() => edgesOf(props), [picture, props.stale]);
-  useLayoutEffect(() => setNodes(wanted), [wanted]);
 
   const zoom = fitted ? Math.min(1, Math.max(LEAST_ZOOM, width / picture.width)) : viewport.zoom;
   const height = Math.ceil(picture.height * (fitted ? zoom : Math.max(zoom, LEAST_ZOOM)));
@@ -181,7 +181,9 @@ function Flow(props: Props): ReactNode {
             setViewport(still ? { ...viewport, x: clamped(next.x, viewport.zoom) } : next);
             if (!still) setFitted(false);
           }}
-          onNodesChange={(changes: NodeChange<AnyNode>[]) => setNodes((old) => applyNodeChanges(changes, old))}
+          onNodesChange={(changes: NodeChange<AnyNode>[]) =>
+            setChanged((old) => ({ of: wanted, nodes: applyNodeChanges(changes, old.of === wanted ? old.nodes : wanted) }))
+          }
           onNodeDragStart={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
           onNodeDrag={(_, node) => {
             setHeld(node.id);
@@ -190,7 +192,7 @@ function Flow(props: Props): ReactNode {
           onNodeDragStop={(_, node) => {
             setDrop(null);
             setHeld(null);
-            setNodes(wanted);
+            setChanged({ of: wanted, nodes: wanted });
             onDrop(node.id, dropOf(node));
           }}
           onNodeClick={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
