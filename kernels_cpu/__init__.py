@@ -25,7 +25,7 @@ from .experts.packing.in_rows import QuantisedRows, experts_in_rows
 from .experts.packing.rounded import pack_experts
 from .experts.packing.stored import pack_int4, pack_mxfp4
 from .experts.weights import Format, PackedExperts
-from .few_rows.decode import FewDecode
+from .few_rows.decode import PagedDecode
 from .few_rows.experts import FewExperts
 from .few_rows.linear import FewLinear
 from .few_rows.operands import fits_few_rows

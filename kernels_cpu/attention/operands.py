@@ -88,7 +88,8 @@ class Options(TypedDict):
 
 
 def options_of(
-    q: NDArray[Any],
+    heads: int,
+    dim: int,
     scale: float | None,
     window: int | None,
     sinks: Operand | None,
@@ -96,14 +97,14 @@ def options_of(
     threads: int | None,
     path: CodePath | None,
 ) -> Options:
-    """Check the options of a decode and fill in defaults.
+    """Check the options of a decode of some query heads and fill in defaults.
 
     Raises
     ------
     TypeError, ValueError
         If one is of another type or out of range.
     """
-    factor = 1 / math.sqrt(q.shape[2]) if scale is None else real("scale", scale)
+    factor = 1 / math.sqrt(dim) if scale is None else real("scale", scale)
     if not math.isfinite(factor):
         raise ValueError(f"scale must be finite, not {scale}: leave it out for 1 / sqrt(D).")
     if window is not None and whole("window", window) < 1:
@@ -111,8 +112,8 @@ def options_of(
     if softcap is not None and not 0 < real("softcap", softcap) < math.inf:
         raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
     taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
-    if taken is not None and taken.size != q.shape[1]:
-        raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
+    if taken is not None and taken.size != heads:
+        raise ValueError(f"sinks must have one score per head of q, {heads}, not {taken.size}: pass (H,).")
     return Options(
         scale=factor,
         window=None if window is None else min(window, _WIDEST),

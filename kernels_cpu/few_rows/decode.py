@@ -1,8 +1,9 @@
-"""Decode attention of few rows: append their keys and values, and attend."""
+"""Decode attention over a cache that is held: append keys and values of a few rows or many, and attend."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from ..arguments import Operand, SameKind, checked, contiguous, writeable
-from ..attention.tasks import Cache, server
+from ..arguments import Operand, SameKind, checked, contiguous, frozen, writeable
+from ..attention.operands import Options, options_of
+from ..attention.tasks import Cache, decode, server
 from ..codegen.compiled import compiled, literal
 from ..codegen.numerics import LOG2_E
 from ..codegen.rounding import narrowed, widened
@@ -21,43 +23,74 @@ from ..codegen.views import pointer
 from ..declarations import public
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
-from ..threads.crew import crew
-from ..threads.runs import RUN
+from ..threads.runs import count_tasks, list_tasks
 from .linear import DTYPES
-from .operands import memory_of, new_rows, rows_at, storage_of, uses
+from .operands import new_rows, rows_at, storage_of
 
 _ALONE = parameters().few_rows.alone_bytes
+_NONE = np.empty(0, np.float32)
 
 
 def _serve_tasks(
     lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any, table: Any,
-    tasks: Any, first: Any, scale: Any, out: Any,
+    tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Serve tasks as one thread of `decode` without options; for compiled code only."""
+    """Serve tasks as one thread of `decode` without a cap; for compiled code only."""
     raise NotImplementedError
 
 
 @overload(_serve_tasks, strict=False, prefer_literal=True)
 def _served(
     lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any, table: Any,
-    tasks: Any, first: Any, scale: Any, out: Any,
+    tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any, out: Any,
 ) -> Callable[..., None]:  # fmt: skip
     size = literal(dim)
     serve = server(CodePath(literal(lanes)), Storage(literal(storage)), literal(group), size, size, False)
 
     def served(
         lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any,
-        table: Any, tasks: Any, first: Any, scale: Any, out: Any,
+        table: Any, tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any,
+        out: Any,
     ) -> None:  # fmt: skip
-        none = first[:0].view(np.float32)
-        several = none.reshape((0, 1))
         cap = np.float32(0)
         serve(
-            counter, q, geometry, of_scales, table, tasks, first, first[:0], scale, cap, none, several, several,
-            several, out,
+            counter, q, geometry, of_scales, table, tasks, first, left, scale, cap, sinks, tops, totals, sums, out
         )  # fmt: skip
 
     return served
+
+
+@compiled()
+def _widen(rows: Any, wide: Any) -> None:
+    """Rows (T, H, D) as fp32."""
+    tokens, heads, dim = rows.shape
+    for s in range(tokens):
+        for h in range(heads):
+            for d in range(dim):
+                wide[s, h, d] = widened(rows[s, h, d])
+
+
+@compiled()
+def _narrow(wide: Any, rows: Any) -> None:
+    """fp32 numbers (T, H, D) rounded to the type of the rows."""
+    tokens, heads, dim = rows.shape
+    for s in range(tokens):
+        for h in range(heads):
+            for d in range(dim):
+                rows[s, h, d] = narrowed(wide[s, h, d], rows[s, h, d])
+
+
+@compiled()
+def _begins(table: Any, lengths: Any, window: int, blocks: int, block: int, begins: Any) -> bool:
+    """The first token that each sequence reads, of a window if it is not 0; False for a length or block of none."""
+    for s in range(len(lengths)):
+        if not 1 <= lengths[s] <= table.shape[1] * block:
+            return False
+        begins[s] = max(0, lengths[s] - window) if window else 0
+        for place in range(begins[s] // block, (lengths[s] + block - 1) // block):
+            if not 0 <= table[s, place] < blocks:
+                return False
+    return True
 
 
 @functools.cache
@@ -91,59 +124,52 @@ def _appender(stored: Storage, of_rows: Storage) -> Any:
 
 @functools.cache
 def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Storage) -> Any:
-    """Compile attention of rows of a format for a shape; `storage` is the cache's."""
+    """Compile attention of rows of a format for a shape, by one thread; `storage` is the cache's."""
     number = DTYPES[of_rows]
     stored = int(storage)
 
     @compiled()
     def attend(
-        geometry: Any, of_scales: Any, memory: Any, blocks: int, scale: Any, tokens: int, width: int, q: int,
-        tables: int, spans: int, out: int,
+        geometry: Any, of_scales: Any, blocks: int, scale: Any, window: int, sinks: Any, tokens: int, width: int,
+        q: int, tables: int, spans: int, out: int,
     ) -> bool:  # fmt: skip
-        block = geometry[1]
         heads = geometry[6] * group
         table = carray(pointer(tables), (tokens, width), np.int32)
         lengths = carray(pointer(spans), (tokens,), np.int64)
         given = carray(pointer(q), (tokens, heads, dim), number)
-        counter = carray(pointer(memory[0]), (2 * LINE // 8,), np.int64)
-        tasks = carray(pointer(memory[1]), (tokens, 4), np.int64)
-        first = carray(pointer(memory[2]), (tokens + 1,), np.int64)
-        queries = carray(pointer(memory[3]), (tokens, heads, dim), np.float32)
-        found = carray(pointer(memory[4]), (tokens, heads, dim), np.float32)
         result = carray(pointer(out), (tokens, heads, dim), number)
-        counter[:] = 0
-        first[0] = 0
-        for s in range(tokens):
-            if not 1 <= lengths[s] <= width * block:
-                return False
-            for place in range((lengths[s] + block - 1) // block):
-                if not 0 <= table[s, place] < blocks:
-                    return False
-            tasks[s, 0] = s
-            tasks[s, 1] = 0
-            tasks[s, 2] = lengths[s]
-            tasks[s, 3] = s
-            first[s + 1] = s + 1
-            for h in range(heads):
-                for d in range(dim):
-                    queries[s, h, d] = widened(given[s, h, d])
+        begins = np.empty(tokens, np.int64)
+        if not _begins(table, lengths, window, blocks, geometry[1], begins):
+            return False
+        tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
+        first = np.empty(tokens + 1, np.int64)
+        list_tasks(begins, lengths, tasks, first)
+        left = first[1:] - first[:-1]
+        several = len(tasks) if len(tasks) > tokens else 0
+        tops = np.empty((several, heads), np.float32)
+        totals = np.empty((several, heads), np.float32)
+        sums = np.empty((several, heads * dim), np.float32)
+        queries = np.empty((tokens, heads, dim), np.float32)
+        found = np.empty((tokens, heads, dim), np.float32)
+        counter = np.zeros(2 * LINE // 8, np.int64)
+        _widen(given, queries)
         at = np.int64(counter.ctypes.data)
-        _serve_tasks(lanes, stored, group, dim, at, queries, geometry, of_scales, table, tasks, first, scale, found)
-        for s in range(tokens):
-            for h in range(heads):
-                for d in range(dim):
-                    result[s, h, d] = narrowed(found[s, h, d], result[s, h, d])
+        _serve_tasks(
+            lanes, stored, group, dim, at, queries, geometry, of_scales, table, tasks, first, left, scale, sinks,
+            tops, totals, sums, found,
+        )  # fmt: skip
+        _narrow(found, result)
         return True
 
     return attend
 
 
 @public
-class FewDecode:
-    """Attention of at most four new tokens over one layer's paged cache, which is held and checked once.
+class PagedDecode:
+    """Decode attention over one layer's paged cache, which is held and checked once.
 
-    As `decode_attention` without options, and `append_kv`: rows are of the model's type instead of fp32, and rounded
-    once. The calling thread reads the cache alone, which is slower than several for long sequences (`is_short`).
+    As `decode_attention` and `append_kv`, for rows (T, H D) of the model's type instead of fp32, rounded once. Each is
+    one compiled call where one thread computes, and the GIL is released.
 
     Parameters
     ----------
@@ -166,7 +192,7 @@ class FewDecode:
     A sequence of one token gives that token's value.
 
     >>> kv = np.zeros((1, 1, 2, 4, 2), np.float32)
-    >>> cache = FewDecode(kv, heads=1)
+    >>> cache = PagedDecode(kv, heads=1)
     >>> cache.append(np.array([0]), np.ones((1, 2), np.float32), np.array([[3, 5]], np.float32))
     >>> cache(np.ones((1, 2), np.float32), np.zeros((1, 1), np.int32), np.ones(1, np.int64))
     array([[3., 5.]], dtype=float32)
@@ -184,21 +210,11 @@ class FewDecode:
         self._path = code_path(path)
         self._cache = Cache.of(cache)
         self._geometry = self._cache.geometry, self._cache.of_scales.geometry
-        self._scale = cache.shape[4] ** -0.5
-        self._serve_scale = np.float32(self._scale * LOG2_E)
         blocks, kv_heads, _, block, dim = cache.shape
         self._sizes = blocks, kv_heads, block, dim
-        width = heads * dim
-        self._uses = uses(
-            ("counter", np.int64, 2 * LINE // 8),
-            ("tasks", np.int64, 4),
-            ("first", np.int64, 2),
-            ("queries", np.float32, width),
-            ("found", np.float32, width),
-        )
 
     def append(self, slots: Operand, k: Operand, v: Operand) -> None:
-        """Store rows k and v (T, K D), T in 1 .. 4, of one type, in slots (T,) int64: block * b + offset of each.
+        """Store rows k and v (T, K D) of one type, in slots (T,) int64: block * b + offset of each.
 
         Raises
         ------
@@ -209,8 +225,8 @@ class FewDecode:
         """
         blocks, kv_heads, block, dim = self._sizes
         of_rows = storage_of(k.dtype)
-        tokens, keys = rows_at("k", k, kv_heads * dim, of_rows)
-        count, values = rows_at("v", v, kv_heads * dim, of_rows)
+        tokens, keys = rows_at("k", k, kv_heads * dim, of_rows, most=math.inf)
+        count, values = rows_at("v", v, kv_heads * dim, of_rows, most=math.inf)
         where = contiguous("slots", checked("slots", slots, "T", np.int64))
         store = _appender(self._cache.storage, of_rows)
         if not len(where) == tokens == count or not store(
@@ -221,40 +237,84 @@ class FewDecode:
                 f"{count} rows: pass block * b + offset of allocated blocks."
             )
 
-    def is_short(self, lengths: NDArray[np.int64]) -> bool:
-        """Tell whether one thread reads so many tokens (T,) as fast as several, and as `decode_attention` sums them."""
-        _, kv_heads, _, _ = self._sizes
-        read = int(lengths.sum()) * 2 * kv_heads * self._cache.row_bytes
-        return read <= _ALONE and int(lengths.max()) <= RUN
+    def __call__(
+        self,
+        q: SameKind,
+        table: Operand,
+        lengths: Operand,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        sinks: Operand | None = None,
+        threads: int | None = None,
+    ) -> SameKind:
+        """Attend with q (T, H D): -> (T, H D) of q's kind and type, the same for any number of threads.
 
-    def __call__(self, q: SameKind, table: Operand, lengths: Operand) -> SameKind:
-        """Attend with q (T, H D), T in 1 .. 4: -> (T, H D) of q's kind and type.
-
-        Blocks of each sequence are in table (T, W) int32, their numbers of tokens in lengths (T,) int64.
+        Blocks of each sequence are in table (T, W) int32, their numbers of tokens in lengths (T,) int64; the options
+        are those of `decode_attention`. The calling thread reads alone what it has read before another would wake.
 
         Raises
         ------
         TypeError
-            If table or lengths have another dtype.
+            If table, lengths or sinks have another dtype.
         ValueError
-            If shapes disagree, or a length or a used block is out of range.
+            If shapes disagree, or a length, a used block or an option is out of range.
         """
         blocks, kv_heads, block, dim = self._sizes
         of_rows = storage_of(q.dtype)
-        tokens, at = rows_at("q", q, self._heads * dim, of_rows)
+        tokens, at = rows_at("q", q, self._heads * dim, of_rows, most=math.inf)
         pages = contiguous("table", checked("table", table, "B W", np.int32))
         spans = contiguous("lengths", checked("lengths", lengths, "B", np.int64))
-        attend = _attender(self._path.value, self._cache.storage, self._heads // kv_heads, dim, of_rows)
-        own = crew(self._path.value)
+        options = options_of(self._heads, dim, scale, window, sinks, None, threads, self._path)
         out: SameKind
         out, to = new_rows(q, tokens, self._heads * dim)
-        right = len(pages) == len(spans) == tokens and attend(
-            *self._geometry, memory_of(own, self._uses), blocks, self._serve_scale, tokens, pages.shape[1], at,
-            pages.__array_interface__["data"][0], spans.__array_interface__["data"][0], to,
-        )  # fmt: skip
+        right = len(pages) == len(spans) == tokens
+        if right and (options["threads"] == 1 or int(spans.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE):
+            right = self._alone(of_rows, tokens, at, pages, spans, to, options)
+        elif right:
+            right = self._together(q, pages, spans, out, options)
         if not right:
             raise ValueError(
                 f"lengths must be {tokens} numbers in 1 .. W b = {pages.shape[1] * block}, and what they use of table "
                 f"blocks in [0, {blocks}), not {spans.tolist()} with {pages.tolist()}: pass one batch."
             )
         return out
+
+    def _alone(
+        self,
+        of_rows: Storage | None,
+        tokens: int,
+        q: int,
+        table: NDArray[np.int32],
+        lengths: NDArray[np.int64],
+        out: int,
+        options: Options,
+    ) -> bool:
+        """Attend by the calling thread, with rows at q and out; False for a length or block that cannot be."""
+        blocks, kv_heads, _, dim = self._sizes
+        assert of_rows is not None  # the rows were checked
+        attend = _attender(self._path.value, self._cache.storage, self._heads // kv_heads, dim, of_rows)
+        scale = np.float32(options["scale"] * LOG2_E)
+        sinks = _NONE if options["sinks"] is None else options["sinks"] * np.float32(LOG2_E)
+        right: bool = attend(
+            *self._geometry, blocks, scale, options["window"] or 0, sinks, tokens, table.shape[1], q,
+            table.__array_interface__["data"][0], lengths.__array_interface__["data"][0], out,
+        )  # fmt: skip
+        return right
+
+    def _together(
+        self, q: Operand, table: NDArray[np.int32], lengths: NDArray[np.int64], out: Operand, options: Options
+    ) -> bool:
+        """Attend by several threads; False for a length or block that cannot be."""
+        blocks, _, block, dim = self._sizes
+        if not _begins(table, lengths, options["window"] or 0, blocks, block, np.empty_like(lengths)):
+            return False
+        rows, result = (
+            checked("q", each, "T W", np.float32, np.uint16).reshape(-1, self._heads, dim) for each in (q, out)
+        )
+        queries = np.empty(rows.shape, np.float32)
+        found = np.empty_like(queries)
+        _widen(rows, queries)
+        decode(frozen(queries), self._cache, frozen(table), lengths, found, **options)
+        _narrow(found, result)
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import Any, NamedTuple, cast
 
@@ -116,20 +117,21 @@ def storage_of(dtype: Any) -> Storage | None:
     )
 
 
-def rows_at(name: str, operand: Any, width: int, storage: Storage | None) -> tuple[int, int]:
-    """T and the address of rows (T, width), T in 1 .. MOST, of a format; None is a format of no rows."""
+def rows_at(name: str, operand: Any, width: int, storage: Storage | None, *, most: float = MOST) -> tuple[int, int]:
+    """T and the address of rows (T, width), T in 1 .. most, of a format; None is a format of no rows."""
     shape = operand.shape
     own = storage_of(operand.dtype)
-    if len(shape) == 2 and 1 <= shape[0] <= MOST and shape[1] == width and own is not None and own is storage:
+    if len(shape) == 2 and 1 <= shape[0] <= most and shape[1] == width and own is not None and own is storage:
         if isinstance(operand, np.ndarray):
             if operand.flags.c_contiguous and operand.flags.aligned:
                 return shape[0], operand.__array_interface__["data"][0]
         elif operand.is_cpu and operand.is_contiguous():
             return shape[0], operand.data_ptr()
     wanted = "fp32 or bfloat16" if storage is None else storage.name
+    counts, pass_ = ("from 1 on", "rows") if math.isinf(most) else (f"in 1 .. {most}", "few rows")
     raise ValueError(
-        f"{name} must be (T, {width}) of {wanted} in CPU memory, contiguous, with T in 1 .. {MOST}, not {tuple(shape)} "
-        f"of {operand.dtype}: pass few rows of the weights' type (uint16 holds bfloat16 bits)."
+        f"{name} must be (T, {width}) of {wanted} in CPU memory, contiguous, with T {counts}, not {tuple(shape)} of "
+        f"{operand.dtype}: pass {pass_} of the model's type (uint16 holds bfloat16 bits)."
     )
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from kernels_cpu import (
     CodePath,
-    FewDecode,
     FewExperts,
     FewLinear,
     FewQkv,
     FewRoute,
     Format,
+    PagedDecode,
     append_kv,
     decode_attention,
     experts_in_place,
@@ -167,10 +167,27 @@ HEADS = (4, 2, 16), (8, 1, 5)
 CACHES = list(itertools.product(HEADS, DTYPES) if DEEP else zip(HEADS, DTYPES, strict=True))
 
 
+OPTIONS = st.fixed_dictionaries(
+    {
+        "scale": st.sampled_from([None, 0.3]),
+        "window": st.sampled_from([None, 3, 2050]),
+        "sinks": st.sampled_from([None, 0.5]),
+    }
+)
+
+
 @examples(30)
-@given(TOKENS, st.sampled_from(CACHES), st.sampled_from(DTYPES), st.sampled_from(CodePath), st.booleans())
-def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype, path, long):
+@given(
+    st.integers(1, 40),
+    st.sampled_from(CACHES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(CodePath),
+    st.booleans(),
+    OPTIONS,
+)
+def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype, path, long, options):
     """Each kind of cache is compiled for each path, which takes most of the time."""
+    long &= T <= 4
     (H, K, D), stored = cached
     torch.manual_seed(T + H)
     lengths = torch.randint(1, 9, (T,)) + (2100 if long else 0)
@@ -183,14 +200,14 @@ def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype,
     slots = table[torch.arange(T), last // b].long() * b + last % b
     other = kv.clone()
     append_kv(other, slots, *(own.float().view(T, K, D) for own in (k, v)))
-    want = decode_attention(q.float().view(T, H, D), other, table, lengths, path=path, threads=2)
-    cache = FewDecode(kv, H, path=path)
+    if options["sinks"] is not None:
+        options |= {"sinks": torch.full((H,), options["sinks"])}
+    want = decode_attention(q.float().view(T, H, D), other, table, lengths, path=path, threads=2, **options)
+    cache = PagedDecode(kv, H, path=path)
     cache.append(slots, k, v)
     assert kv.equal(other)
-    found = cache(q, table, lengths)
-    if cache.is_short(lengths.numpy()):
-        assert found.equal(want.flatten(1).to(dtype))
-    assert error(found, want.flatten(1).double()) <= LIMIT[dtype]
+    for threads in (1, 2):
+        assert cache(q, table, lengths, threads=threads, **options).equal(want.flatten(1).to(dtype))
 
 
 def test_helpers_join_call_after_call_and_rest_in_between():
@@ -285,17 +302,21 @@ ZERO = np.zeros(1, np.int64)
             ValueError,
             r"gates\[0, 0\] must be an expert",
         ),
-        (lambda: FewDecode(KV[:, :, 0].copy(), 1), ValueError, "kv must have shape"),
-        (lambda: FewDecode(np.zeros((2, 2, 2, 4, 2), np.float32), 3), ValueError, "K a divisor of the 3 query heads"),
-        (lambda: FewDecode(KV, 1).append(ZERO + 8, X[:, :2], X[:, :2]), ValueError, r"slots must be .* in \[0, 8\)"),
-        (lambda: FewDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)), ValueError, "slots must be one"),
+        (lambda: PagedDecode(KV[:, :, 0].copy(), 1), ValueError, "kv must have shape"),
+        (lambda: PagedDecode(np.zeros((2, 2, 2, 4, 2), np.float32), 3), ValueError, "K a divisor of the 3 query heads"),
+        (lambda: PagedDecode(KV, 1).append(ZERO + 8, X[:, :2], X[:, :2]), ValueError, r"slots must be .* in \[0, 8\)"),
         (
-            lambda: FewDecode(KV, 1)(X[:, :2], np.full((1, 1), 2, np.int32), ZERO + 1),
+            lambda: PagedDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)),
+            ValueError,
+            "slots must be one",
+        ),
+        (
+            lambda: PagedDecode(KV, 1)(X[:, :2], np.full((1, 1), 2, np.int32), ZERO + 1),
             ValueError,
             r"blocks in \[0, 2\), not \[1\] with \[\[2\]\]",
         ),
-        (lambda: FewDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO + 5), ValueError, "in 1 .. W b = 4"),
-        (lambda: FewDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO), ValueError, "in 1 .. W b = 4"),
+        (lambda: PagedDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO + 5), ValueError, "in 1 .. W b = 4"),
+        (lambda: PagedDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO), ValueError, "in 1 .. W b = 4"),
     ],
 )
 def test_a_bad_operand_is_named_with_its_mend(call, kind, message):

@@ -16,16 +16,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import workbench as wb
+from tests.device.rehearsal import rehearsed
+from tests.device.streams import Adversary
 from tests.live.made import CONFIGS, QUANTISED
-from tests.live.world import WIRED, requests, scenario
+from tests.live.world import TINY, WIRED, requests, scenario
+from workbench.engine.devices import opening
 from workbench.engine.lanes.lane import Lane
 from workbench.engine.model.forward import Forward
 from workbench.kernels import (
-    FewDecode,
     FewExperts,
     FewLinear,
     FewQkv,
     FewRoute,
+    PagedDecode,
     fp8_weights,
     int4_codes,
     int4_weights,
@@ -65,7 +68,7 @@ NOT_CALLED = {
 }
 """Operations that no run calls, and why."""
 STORED = (fp8_weights, int4_codes, int4_weights, mxfp4_weights)
-FEW_ROWS = (FewDecode, FewExperts, FewLinear, FewQkv, FewRoute)
+FEW_ROWS = (PagedDecode, FewExperts, FewLinear, FewQkv, FewRoute)
 WAYS: tuple[tuple[str, Schedule], ...] = (
     ("all_gpu", Sequential()),
     ("streamed", LayerStreaming()),
@@ -154,7 +157,7 @@ def asked(sampling: Sampling) -> tuple[Request, ...]:
 
 
 @pytest.fixture(scope="module")
-def seen(made: Any, quantised: Any) -> Seen:
+def seen(made: Any, quantised: Any, make_model: Any) -> Seen:
     """Runs of every family, by several schedules, with chunks of prompts, and with samplings of all kinds."""
     with noting(pytest.MonkeyPatch()) as found:
         for number, name in enumerate(CONFIGS):
@@ -170,7 +173,17 @@ def seen(made: Any, quantised: Any) -> Seen:
         )
         wb.run(in_chunks, Sequential())
         wb.LLM(wb.data_path("models/tiny-moe")).generate(["sort:ba="], max_tokens=2)  # its sizes fit few rows
+    wide = make_model(replace(TINY, name="wide", head_dim=16), 0)
+    found.functions.update(called_on_a_card(scenario(wide, requests((4, 9), 3), WIRED["all_gpu"])))
     return found
+
+
+def called_on_a_card(of: wb.Scenario) -> set[CodeType]:
+    """What a run on a simulated card comes through, whose cache no kernel holds."""
+    with pytest.MonkeyPatch.context() as patch, noting(patch) as found:
+        patch.setattr(opening, "CudaDriver", lambda limit: rehearsed(Adversary(), total=1 << 34, limit=limit))
+        wb.run(of, Sequential(), device="cuda")
+    return found.functions
 
 
 def sources() -> list[Path]:

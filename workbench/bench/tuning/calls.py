@@ -12,10 +12,10 @@ from workbench.bench.cpu.attention import DIM, HEADS, Attention, DecodeCase, poo
 from workbench.bench.cpu.work import Layer, random_pool
 from workbench.hardware import usable_cores
 from workbench.kernels import (
-    FewDecode,
     FewLinear,
     Format,
     PackedExperts,
+    PagedDecode,
     decode_attention,
     decode_attention_reference,
     fused_moe,
@@ -133,15 +133,12 @@ class _Few:
 
     def __init__(self, tokens: int) -> None:
         kv = random_pool(tokens * HEADS * 2 * DIM).reshape(1, HEADS, 2, tokens, DIM)
-        self._stage = FewDecode(kv, heads=4 * HEADS)
-        self._kv = kv
-        self._q = np.random.default_rng(0).standard_normal((1, 4 * HEADS, DIM), dtype=np.float32)
+        self._stage = PagedDecode(kv, heads=4 * HEADS)
+        self._q = np.random.default_rng(0).standard_normal((1, 4 * HEADS * DIM), dtype=np.float32)
         self._rest = np.zeros((1, 1), np.int32), np.array([tokens])
 
     def __call__(self) -> object:
-        if self._stage.is_short(self._rest[1]):
-            return self._stage(self._q.reshape(1, -1), *self._rest)
-        return decode_attention(self._q, self._kv, *self._rest)
+        return self._stage(self._q, *self._rest)
 
 
 def _rows() -> dict[str, Call]:

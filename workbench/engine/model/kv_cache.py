@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,21 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Copy, Transfer, bytes_of
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import host_memory
-from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
-from workbench.kernels import FewDecode, append_kv, copy_blocks, decode_attention, gather_kv
+from workbench.kernels import PagedDecode, append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
 from workbench.stages.ops import BUFFERS
 
 Indices: TypeAlias = npt.NDArray[Any] | torch.Tensor
 STEP_BYTES = 2e9
 """Bytes of keys and values that attention reads between two checks for a stop request: about half a second's."""
+
+
+class Blocks(NamedTuple):
+    """Blocks of one layer, and the kernel that holds them where Numba has one for them."""
+
+    pool: torch.Tensor
+    held: PagedDecode | None
 
 
 class KVCache:
@@ -64,16 +70,16 @@ class KVCache:
         self._driver = driver or HostDriver()
         self.block_size = block_size
         self.pools = self._allocate(self._shape(blocks), TORCH_DTYPES[dtype], set(on_gpu))
-        heads = model.num_attention_heads
-        self._few = [FewDecode(pool, heads) if self._by_numba(pool) else None for pool in self.pools]
+        self._blocks = [self.blocks_of(pool) for pool in self.pools]
 
     def _shape(self, blocks: int) -> tuple[int, ...]:
         """Shape of one layer's blocks."""
         return blocks, self._model.num_key_value_heads, 2, self.block_size, self._model.head_dim
 
-    def _by_numba(self, pool: torch.Tensor) -> bool:
-        """True if Numba's kernels for a few rows take a layer's blocks."""
-        return pool.device.type == "cpu"
+    def blocks_of(self, pool: torch.Tensor) -> Blocks:
+        """A layer's blocks for `append_to` and `attend_to`."""
+        on_host = pool.device.type == "cpu"
+        return Blocks(pool, PagedDecode(pool, self._model.num_attention_heads) if on_host else None)
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype, on_gpu: set[int]) -> list[torch.Tensor]:
         every = range(self._model.num_hidden_layers)
@@ -88,72 +94,62 @@ class KVCache:
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels for rows of a type."""
-        for rows in (1, MOST + 1):
-            several = RowLayout.smallest(rows)
-            q, k, v = (torch.zeros(rows, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
-            self.append(0, several, k, v)
-            self.attend(0, several, q, EVERYTHING)
+        one = RowLayout.smallest()
+        q, k, v = (torch.zeros(1, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
+        self.append(0, one, k, v)
+        self.attend(0, one, q, EVERYTHING)
 
     def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
-        few = self._few[layer]
-        if few is not None and 0 < len(layout.slots) <= MOST:
-            few.append(layout.slots, k, v)
-            return
-        pool = self.pools[layer]
-        self.append_to(pool, layout.on(pool.device).slots, k, v)
+        self.append_to(self._blocks[layer], layout, k, v)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
-        few = self._few[layer]
-        plain = len(q) <= MOST and all(option is None for option in attention)
-        if few is not None and plain and few.is_short(layout.lengths):
-            return few(q, layout.table, layout.lengths)
-        return self.attend_to(self.pools[layer], layout, q, attention)
+        return self.attend_to(self._blocks[layer], layout, q, attention)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
         table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
         return self.entries_of(self.pools[layer], table, layout.before)
 
-    def append_to(self, pool: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store keys and values (T, K D) in slots (T,) of blocks, all on one device; the host's kernel takes fp32."""
-        if pool.device.type == "cpu":
-            k, v = k.float(), v.float()
+    def append_to(self, blocks: Blocks, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store keys and values (T, K D) of rows in the blocks of a layout, all on one device."""
+        if not len(layout.slots):
+            return
+        if blocks.held is not None:
+            blocks.held.append(layout.slots, k.contiguous(), v.contiguous())
+            return
+        slots = layout.on(blocks.pool.device).slots
         shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
-        append_kv(pool, slots, k.view(shape), v.view(shape))
+        append_kv(blocks.pool, slots, k.view(shape), v.view(shape))
 
-    def attend_to(self, pool: torch.Tensor, layout: RowLayout, q: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def attend_to(self, blocks: Blocks, layout: RowLayout, q: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Decode attention of q (B, H D) over blocks, where they are -> (B, H D).
 
         On the host it goes in steps between which the run can be stopped, on as many threads as torch uses.
         """
-        queries = q.view(len(q), self._model.num_attention_heads, -1)
+        pool = blocks.pool
         if pool.device.type != "cpu":
             there = layout.on(pool.device)
-            found = self._decode(queries.to(pool.dtype), pool, there.table, there.lengths, attention)
-            return found.flatten(1).to(q.dtype)
-        queries = queries.float()
-        out = torch.empty(*queries.shape[:2], self._value_dim)
-        threads = torch.get_num_threads()
+            return self._decode(blocks, there.table, there.lengths, q, attention)
+        found = []
         for low, high in steps(layout.lengths, pool[0].nbytes / self.block_size):
             self._control.check()
             mine = slice(low, high)
-            where = layout.table[mine], layout.lengths[mine]
-            self._decode(queries[mine], pool, *where, attention, threads=threads, out=out[mine])
-        return out.flatten(1).to(q.dtype)
-
-    @property
-    def _value_dim(self) -> int:
-        """Dims of a head's output in decode attention."""
-        return self._model.head_dim
+            found.append(self._decode(blocks, layout.table[mine], layout.lengths[mine], q[mine], attention))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _decode(
-        self, q: torch.Tensor, pool: torch.Tensor, table: Indices, lengths: Indices, attention: Attention, **how: Any
+        self, blocks: Blocks, table: Indices, lengths: Indices, q: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """The kernel of `attend_to`, for queries (B, H, D)."""
-        found: torch.Tensor = decode_attention(q, pool, table, lengths, **attention._asdict(), **how)
-        return found
+        """The kernel of `attend_to`."""
+        found: torch.Tensor
+        if blocks.held is not None:
+            found = blocks.held(q.contiguous(), table, lengths, **attention._asdict(), threads=torch.get_num_threads())
+            return found
+        queries = q.view(len(q), self._model.num_attention_heads, -1).to(blocks.pool.dtype)
+        found = decode_attention(queries, blocks.pool, table, lengths, **attention._asdict())
+        return found.flatten(1).to(q.dtype)
 
     def entries_of(
         self, pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
@@ -246,6 +242,7 @@ class FetchedKV:
 
     def __init__(self, pool: torch.Tensor, table: npt.NDArray[np.int32], cache: KVCache) -> None:
         self.pool = pool
+        self._blocks = cache.blocks_of(pool)
         self._table = table
         self._cache = cache
 
@@ -261,8 +258,8 @@ class FetchedKV:
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         own = layout.renumbered(self._table[: len(last)], slots)
-        self._cache.append_to(self.pool, own.on(self.pool.device).slots, k, v)
-        return self._cache.attend_to(self.pool, own, q, attention)
+        self._cache.append_to(self._blocks, own, k, v)
+        return self._cache.attend_to(self._blocks, own, q, attention)
 
 
 def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.loading.tensors import Tensors
-from workbench.engine.model.kv_cache import Indices, KVCache, slots_of
+from workbench.engine.model.kv_cache import Blocks, Indices, KVCache, slots_of
 from workbench.engine.model.ops import Attention, Ops, RowLayout
 from workbench.kernels import mla_decode, rms_norm, rope
 
@@ -148,32 +148,35 @@ class LatentCache(KVCache):
         """See `KVCache._shape`."""
         return blocks, self.block_size, self._model.latent_size
 
-    def _by_numba(self, pool: torch.Tensor) -> bool:
-        """See `KVCache._by_numba`."""
-        return False
+    def blocks_of(self, pool: torch.Tensor) -> Blocks:
+        """See `KVCache.blocks_of`."""
+        return Blocks(pool, None)
 
-    def append_to(self, pool: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append_to(self, blocks: Blocks, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the rotated keys (T, R) and latents (T, C) of new rows; see `KVCache.append_to`."""
-        pool.flatten(0, 1).index_copy_(0, slots, torch.cat((v, k), dim=1).to(pool.dtype))
-
-    @property
-    def _value_dim(self) -> int:
-        """See `KVCache._value_dim`."""
-        return self._model.kv_lora_rank or 0
+        pool = blocks.pool
+        pool.flatten(0, 1).index_copy_(0, layout.on(pool.device).slots, torch.cat((v, k), dim=1).to(pool.dtype))
 
     def _decode(
-        self, q: torch.Tensor, pool: torch.Tensor, table: Indices, lengths: Indices, attention: Attention, **how: Any
+        self, blocks: Blocks, table: Indices, lengths: Indices, q: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """See `KVCache._decode`: queries (B, H, C + R) -> (B, H, C)."""
-        width = self._value_dim
+        """See `KVCache._decode`: queries (B, H (C + R)) -> (B, H C)."""
+        width = self._model.kv_lora_rank or 0
         scale = self._model.score_scale
-        found: torch.Tensor = mla_decode(q, pool, table, lengths, value_dim=width, scale=scale, **how)
-        return found
+        queries = q.view(len(q), self._model.num_attention_heads, -1)
+        how: dict[str, Any] = {}
+        if blocks.pool.device.type == "cpu":
+            queries = queries.float()
+            how["threads"] = torch.get_num_threads()
+        else:
+            queries = queries.to(blocks.pool.dtype)
+        found = mla_decode(queries, blocks.pool, table, lengths, value_dim=width, scale=scale, **how)
+        return found.flatten(1).to(q.dtype)
 
     def entries_of(
         self, pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated keys (T, R) and latents (T, C); see `KVCache.entries_of`."""
         rows = pool.flatten(0, 1)[slots_of(table, tokens, self.block_size).to(pool.device)]
-        latent, key = rows.split([self._value_dim, self._model.rotated_dims], dim=1)
+        latent, key = rows.split([self._model.kv_lora_rank or 0, self._model.rotated_dims], dim=1)
         return key, latent
