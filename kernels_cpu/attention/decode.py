@@ -107,7 +107,7 @@ def decode_attention(
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
     check_shapes(queries, cache, blocks, spans)
-    options = options_of(*queries.shape[1:], scale, window, sinks, softcap, threads, path)
+    options = options_of(queries.shape[1], queries.shape[2], scale, window, sinks, softcap, threads, path)
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
     result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])

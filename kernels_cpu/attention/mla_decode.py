@@ -96,7 +96,7 @@ def mla_decode(
     storage = STORAGES[cache.dtype.type]
     row = cache.shape[2] * storage.itemsize
     where = Cache(cache.ctypes.data, storage, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
-    options = options_of(*queries.shape[1:], real("scale", scale), None, None, None, threads, path)
+    options = options_of(queries.shape[1], queries.shape[2], real("scale", scale), None, None, None, threads, path)
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 

@@ -12,8 +12,8 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from ..arguments import Operand, SameKind, checked, contiguous, frozen, writeable
-from ..attention.operands import Options, options_of
+from ..arguments import Operand, SameKind, checked, contiguous, writeable
+from ..attention.operands import Options, check_blocks, options_of
 from ..attention.tasks import Cache, decode, server
 from ..codegen.compiled import compiled, literal
 from ..codegen.numerics import LOG2_E
@@ -228,13 +228,16 @@ class PagedDecode:
         tokens, keys = rows_at("k", k, kv_heads * dim, of_rows, most=math.inf)
         count, values = rows_at("v", v, kv_heads * dim, of_rows, most=math.inf)
         where = contiguous("slots", checked("slots", slots, "T", np.int64))
-        store = _appender(self._cache.storage, of_rows)
-        if not len(where) == tokens == count or not store(
-            self._cache.address, self._sizes, tokens, where.__array_interface__["data"][0], keys, values
-        ):
+        if not len(where) == tokens == count:
             raise ValueError(
-                f"slots must be one per row of k and v in [0, {blocks * block}), not {where.tolist()} for {tokens} and "
-                f"{count} rows: pass block * b + offset of allocated blocks."
+                f"slots must be one per row of k and v, not {len(where)} for {tokens} and {count} rows: pass one batch."
+            )
+        store = _appender(self._cache.storage, of_rows)
+        at = where.__array_interface__["data"][0]
+        if not store(self._cache.address, self._sizes, tokens, at, keys, values):
+            outside = where[(where < 0) | (where >= blocks * block)][0]
+            raise ValueError(
+                f"slots must be in [0, {blocks * block}), not {outside}: pass block * b + offset of allocated blocks."
             )
 
     def __call__(
@@ -268,17 +271,25 @@ class PagedDecode:
         options = options_of(self._heads, dim, scale, window, sinks, None, threads, self._path)
         out: SameKind
         out, to = new_rows(q, tokens, self._heads * dim)
-        right = len(pages) == len(spans) == tokens
-        if right and (options["threads"] == 1 or int(spans.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE):
+        if not len(pages) == len(spans) == tokens:
+            raise ValueError(
+                f"table and lengths must have one row per row of q, {tokens}, not {len(pages)} and {len(spans)}: "
+                "pass one batch."
+            )
+        if options["threads"] == 1 or int(spans.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE:
             right = self._alone(of_rows, tokens, at, pages, spans, to, options)
-        elif right:
+        else:
             right = self._together(q, pages, spans, out, options)
         if not right:
-            raise ValueError(
-                f"lengths must be {tokens} numbers in 1 .. W b = {pages.shape[1] * block}, and what they use of table "
-                f"blocks in [0, {blocks}), not {spans.tolist()} with {pages.tolist()}: pass one batch."
-            )
+            check_blocks(pages, spans, blocks, block, options["window"])
         return out
+
+    def warm_up(self, q: Operand) -> None:
+        """Compile attention of rows of the type of q (1, H D), by one thread and by several."""
+        one = np.zeros((1, 1), np.int32), np.ones(1, np.int64)
+        out = self(q, *one, threads=1)
+        options = options_of(self._heads, self._sizes[3], None, None, None, None, 2, self._path)
+        self._together(q, *one, out, options)
 
     def _alone(
         self,
@@ -292,7 +303,6 @@ class PagedDecode:
     ) -> bool:
         """Attend by the calling thread, with rows at q and out; False for a length or block that cannot be."""
         blocks, kv_heads, _, dim = self._sizes
-        assert of_rows is not None  # the rows were checked
         attend = _attender(self._path.value, self._cache.storage, self._heads // kv_heads, dim, of_rows)
         scale = np.float32(options["scale"] * LOG2_E)
         sinks = _NONE if options["sinks"] is None else options["sinks"] * np.float32(LOG2_E)
@@ -315,6 +325,6 @@ class PagedDecode:
         queries = np.empty(rows.shape, np.float32)
         found = np.empty_like(queries)
         _widen(rows, queries)
-        decode(frozen(queries), self._cache, frozen(table), lengths, found, **options)
+        decode(queries, self._cache, table, lengths, found, **options)  # types of `_alone`, for which it is compiled
         _narrow(found, result)
         return True

@@ -270,6 +270,10 @@ KV = np.zeros((2, 1, 2, 4, 2), np.float32)
 ZERO = np.zeros(1, np.int64)
 
 
+def attended(table, lengths):
+    return PagedDecode(KV, 1)(X[:, :2], table, lengths)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -304,19 +308,20 @@ ZERO = np.zeros(1, np.int64)
         ),
         (lambda: PagedDecode(KV[:, :, 0].copy(), 1), ValueError, "kv must have shape"),
         (lambda: PagedDecode(np.zeros((2, 2, 2, 4, 2), np.float32), 3), ValueError, "K a divisor of the 3 query heads"),
-        (lambda: PagedDecode(KV, 1).append(ZERO + 8, X[:, :2], X[:, :2]), ValueError, r"slots must be .* in \[0, 8\)"),
         (
-            lambda: PagedDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)),
+            lambda: PagedDecode(KV, 1).append(ZERO + 8, X[:, :2], X[:, :2]),
             ValueError,
-            "slots must be one",
+            r"slots must be in \[0, 8\), not 8",
         ),
+        (lambda: PagedDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)), ValueError, "must be one per"),
+        (lambda: attended(np.full((1, 1), 2, np.int32), ZERO + 1), ValueError, r"table\[0, 0\] must be a block of kv"),
+        (lambda: attended(np.zeros((1, 1), np.int32), ZERO + 5), ValueError, r"lengths\[0\] must be <= 4"),
+        (lambda: attended(np.zeros((1, 1), np.int32), ZERO), ValueError, r"lengths\[0\] must be >= 1"),
         (
-            lambda: PagedDecode(KV, 1)(X[:, :2], np.full((1, 1), 2, np.int32), ZERO + 1),
+            lambda: attended(np.zeros((2, 1), np.int32), ZERO + 1),
             ValueError,
-            r"blocks in \[0, 2\), not \[1\] with \[\[2\]\]",
+            "must have one row per row of q, 1, not 2",
         ),
-        (lambda: PagedDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO + 5), ValueError, "in 1 .. W b = 4"),
-        (lambda: PagedDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO), ValueError, "in 1 .. W b = 4"),
     ],
 )
 def test_a_bad_operand_is_named_with_its_mend(call, kind, message):

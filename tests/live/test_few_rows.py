@@ -60,6 +60,9 @@ class SingleOperations:
     def __init__(self, pool: torch.Tensor, heads: int) -> None:
         self._pool, self._heads = pool, heads
 
+    def warm_up(self, q: torch.Tensor) -> None:
+        pass
+
     def append(self, slots: Any, k: torch.Tensor, v: torch.Tensor) -> None:
         shape = (len(k), self._pool.shape[1], self._pool.shape[4])
         kernels.append_kv(self._pool, torch.from_numpy(slots), k.float().view(shape), v.float().view(shape))

@@ -97,7 +97,9 @@ class KVCache:
         one = RowLayout.smallest()
         q, k, v = (torch.zeros(1, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
         self.append(0, one, k, v)
-        self.attend(0, one, q, EVERYTHING)
+        self.attend(0, one, q)
+        if (held := self._blocks[0].held) is not None:
+            held.warm_up(q)
 
     def append(self, layer: int, layout: RowLayout, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""

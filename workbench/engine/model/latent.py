@@ -170,7 +170,7 @@ class LatentCache(KVCache):
             how["threads"] = torch.get_num_threads()
         else:
             queries = queries.to(blocks.pool.dtype)
-        found = mla_decode(queries, blocks.pool, table, lengths, value_dim=width, scale=scale, **how)
+        found: torch.Tensor = mla_decode(queries, blocks.pool, table, lengths, value_dim=width, scale=scale, **how)
         return found.flatten(1).to(q.dtype)
 
     def entries_of(
