@@ -81,8 +81,11 @@ def _narrow(wide: Any, rows: Any) -> None:
 
 
 @compiled()
-def _begins(table: Any, lengths: Any, window: int, blocks: int, block: int, begins: Any) -> bool:
-    """The first token that each sequence reads, of a window if it is not 0; False for a length or block of none."""
+def _first_tokens(table: Any, lengths: Any, window: int, blocks: int, block: int, begins: Any) -> bool:
+    """Fill in the first token that each sequence reads; 0 is no window.
+
+    False if a length, or a block that is read, is out of range.
+    """
     for s in range(len(lengths)):
         if not 1 <= lengths[s] <= table.shape[1] * block:
             return False
@@ -139,7 +142,7 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
         given = carray(pointer(q), (tokens, heads, dim), number)
         result = carray(pointer(out), (tokens, heads, dim), number)
         begins = np.empty(tokens, np.int64)
-        if not _begins(table, lengths, window, blocks, geometry[1], begins):
+        if not _first_tokens(table, lengths, window, blocks, geometry[1], begins):
             return False
         tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
         first = np.empty(tokens + 1, np.int64)
@@ -159,7 +162,8 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
             tops, totals, sums, found,
         )  # fmt: skip
         _narrow(found, result)
-        return True
+        done = counter[LINE // 8]  # Numba frees an array behind its last use
+        return done == len(tasks)
 
     return attend
 
@@ -276,7 +280,8 @@ class PagedDecode:
                 f"table and lengths must have one row per row of q, {tokens}, not {len(pages)} and {len(spans)}: "
                 "pass one batch."
             )
-        if options["threads"] == 1 or int(spans.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE:
+        read = spans if window is None else np.minimum(spans, window)
+        if options["threads"] == 1 or int(read.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE:
             right = self._alone(of_rows, tokens, at, pages, spans, to, options)
         else:
             right = self._together(q, pages, spans, out, options)
@@ -317,7 +322,7 @@ class PagedDecode:
     ) -> bool:
         """Attend by several threads; False for a length or block that cannot be."""
         blocks, _, block, dim = self._sizes
-        if not _begins(table, lengths, options["window"] or 0, blocks, block, np.empty_like(lengths)):
+        if not _first_tokens(table, lengths, options["window"] or 0, blocks, block, np.empty_like(lengths)):
             return False
         rows, result = (
             checked("q", each, "T W", np.float32, np.uint16).reshape(-1, self._heads, dim) for each in (q, out)
@@ -325,6 +330,6 @@ class PagedDecode:
         queries = np.empty(rows.shape, np.float32)
         found = np.empty_like(queries)
         _widen(rows, queries)
-        decode(queries, self._cache, table, lengths, found, **options)  # types of `_alone`, for which it is compiled
+        decode(queries, self._cache, table, lengths, found, **options)  # writable, as in `_attender`: compiled once
         _narrow(found, result)
         return True

@@ -138,7 +138,7 @@ class FewRowsParameters:
     task_bytes : int
         Weights of a task [byte].
     alone_bytes : int
-        Most bytes of keys and values that the calling thread reads alone: reading them takes as long as waking another.
+        Most bytes of keys and values that the calling thread reads alone: it has read them before another has come.
     ahead : int
         Prefetch distance in weights that lie in rows, those of experts in place too; 0 for no prefetch [byte].
     """

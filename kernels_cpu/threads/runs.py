@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..codegen.compiled import compiled
 from ..machine.parameters import parameters
 
-RUN = parameters().attention.run
-_LEAST_RUN = min(RUN, parameters().attention.least_run)
+_RUN = parameters().attention.run
+_LEAST_RUN = min(_RUN, parameters().attention.least_run)
 
 
 @compiled()
@@ -29,8 +29,8 @@ def count_tasks(begins: Any, lengths: Any) -> int:
 @compiled()
 def _run(rest: int, whole: int) -> int:
     """Tokens of the next run of a sequence of `whole` tokens, of which `rest` are left."""
-    if whole <= 2 * RUN:
-        return RUN
+    if whole <= 2 * _RUN:
+        return _RUN
     return max(_LEAST_RUN, (rest // 4 + 255) // 256 * 256)
 
 

@@ -28,6 +28,7 @@ from kernels_cpu import (
     rope,
     route,
 )
+from kernels_cpu.few_rows import decode
 from kernels_triton import rope_table
 from tests.examples import DEEP, examples
 from tests.kernels.experts_at_hand import error
@@ -207,7 +208,9 @@ def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype,
     cache.append(slots, k, v)
     assert kv.equal(other)
     for threads in (1, 2):
-        assert cache(q, table, lengths, threads=threads, **options).equal(want.flatten(1).to(dtype))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode, "_ALONE", 0)  # two threads share what one would read alone
+            assert cache(q, table, lengths, threads=threads, **options).equal(want.flatten(1).to(dtype))
 
 
 def test_helpers_join_call_after_call_and_rest_in_between():
@@ -270,8 +273,10 @@ KV = np.zeros((2, 1, 2, 4, 2), np.float32)
 ZERO = np.zeros(1, np.int64)
 
 
-def attended(table, lengths):
-    return PagedDecode(KV, 1)(X[:, :2], table, lengths)
+def attended(table, lengths, threads=1):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_ALONE", 0)
+        return PagedDecode(KV, 1)(X[:, :2], table, lengths, threads=threads)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +321,12 @@ def attended(table, lengths):
         (lambda: PagedDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)), ValueError, "must be one per"),
         (lambda: attended(np.full((1, 1), 2, np.int32), ZERO + 1), ValueError, r"table\[0, 0\] must be a block of kv"),
         (lambda: attended(np.zeros((1, 1), np.int32), ZERO + 5), ValueError, r"lengths\[0\] must be <= 4"),
+        (
+            lambda: attended(np.full((1, 1), 2, np.int32), ZERO + 1, 2),
+            ValueError,
+            r"table\[0, 0\] must be a block of kv",
+        ),
+        (lambda: attended(np.zeros((1, 1), np.int32), ZERO + 5, 2), ValueError, r"lengths\[0\] must be <= 4"),
         (lambda: attended(np.zeros((1, 1), np.int32), ZERO), ValueError, r"lengths\[0\] must be >= 1"),
         (
             lambda: attended(np.zeros((2, 1), np.int32), ZERO + 1),

@@ -284,6 +284,17 @@ def test_code_and_wiring_are_one(desk):
     assert desk.shown["code"]["line"] == 1
 
 
+def test_code_that_is_no_pipeline_stays_until_the_wiring_changes(desk):
+    desk.say("code", text="layer = gpu(qvk)")
+    typed = desk.shown["code"]
+    desk.say("set", name="output_len", value=0)
+    assert desk.shown["code"] == typed
+    desk.say("open", name="CGOPipe")
+    assert desk.shown["code"]["error"] == ""
+    desk.say("undo")
+    assert desk.shown["code"]["error"] == ""
+
+
 def test_weights_of_one_card_stay_on_the_gpu(desk):
     place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
     desk.say("option", range=0, path=place, name="fetch", value="resident")
@@ -1253,8 +1264,13 @@ def test_a_whole_that_takes_too_long_is_not_asked_for_again_and_again():
 
 @pytest.fixture
 def soon_at_rest(monkeypatch):
+    """Drawings are at rest after a moment, and nothing else collects."""
     monkeypatch.setattr(newest, "_QUIET", 0.05)
     monkeypatch.setattr(drawing, "_GARBAGE", _Garbage())
+    before = gc.get_threshold()
+    gc.set_threshold(10**9, 10, 10)
+    yield
+    gc.set_threshold(*before)
 
 
 def drawings(draw):
@@ -1304,7 +1320,10 @@ def test_garbage_of_drawings_is_collected_at_rest(soon_at_rest, monkeypatch, clo
     if closed:
         made.close()
     assert eventually(lambda: gone[0]() is None)
+    gc.set_threshold(10**9, 20, 20)
     made.close()
+    made._worker._thread.join(20)
+    assert gc.get_threshold() == (10**9, 20, 20)
 
 
 def eventually(true):

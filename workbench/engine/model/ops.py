@@ -152,10 +152,10 @@ class RowLayout:
         return RowLayout([], *rest, skipped=self.skipped + first)
 
     @classmethod
-    def smallest(cls, decodes: int = 1) -> RowLayout:
-        """The layout of decodes that read one entry, all that in slot 0."""
-        zero = np.zeros(decodes, np.int64)
-        return cls([], torch.from_numpy(zero), zero, np.zeros((decodes, 1), np.int32), np.ones(decodes, np.int64))
+    def smallest(cls) -> RowLayout:
+        """The layout of one decode that reads one entry, which is in slot 0."""
+        zero = np.zeros(1, np.int64)
+        return cls([], torch.from_numpy(zero), zero, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
 
     @property
     def prefill(self) -> int:

@@ -60,16 +60,21 @@ class Newest(Generic[T]):
         return bool(self._waiting) or self._cancelled or self._closed
 
     def _loop(self) -> None:
-        while (value := self._take()) is not None:
-            try:
-                self._work(value[0], self._overtaken)
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
-            if not self._comes_within(_QUIET):
-                self._rest()
-        self._rest()
+        try:
+            while (value := self._take()) is not None:
+                self._do(value[0])
+                if not self._comes_within(_QUIET):
+                    self._rest()
+        finally:
+            self._rest()
+
+    def _do(self, value: T) -> None:
+        try:
+            self._work(value, self._overtaken)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
     def _comes_within(self, seconds: float) -> bool:
         """Wait for the next value; False if none comes within some time."""

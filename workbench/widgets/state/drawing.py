@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakSet
 
 from workbench.analysis.explain import explain
 from workbench.analysis.shadow_prices import ShadowPrices
@@ -381,7 +380,7 @@ class _Garbage:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at_work = WeakSet[Drawing]()
+        self._at_work = set[Drawing]()
         self._thresholds = gc.get_threshold()
 
     def recent_alone(self, drawing: Drawing) -> None:
@@ -393,15 +392,18 @@ class _Garbage:
             self._at_work.add(drawing)
 
     def all_again(self, drawing: Drawing) -> None:
-        """Collect all garbage now and as often as before, once no other drawing is at work.
+        """Collect all garbage now and as often as before, once no drawing is at work any more.
 
-        Where collections are off, as during a run, none is made now.
+        Where collections are off, as during a run, none is made now; thresholds that were set meanwhile stay.
         """
         with self._lock:
-            self._at_work.discard(drawing)
+            if drawing not in self._at_work:
+                return
+            self._at_work.remove(drawing)
             if self._at_work:
                 return
-            gc.set_threshold(*self._thresholds)
+            if gc.get_threshold()[2] == _NEVER:
+                gc.set_threshold(*self._thresholds)
         if gc.isenabled():
             gc.collect()
 

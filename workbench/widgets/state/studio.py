@@ -104,6 +104,7 @@ class Studio:
         self._fixes: dict[int, Settings] = {}
         self._numbers = count()
         self._controls: Plain = {}
+        self._unread: tuple[Pipeline, Plain] | None = None  # code that is no pipeline, and the wiring it was to replace
         self.measured: list[tuple[Settings, Result]] = []
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
@@ -182,7 +183,7 @@ class Studio:
             self._out(
                 settings=self._controls,
                 wiring=self._wiring(),
-                code=self.wirings.code(now.pipeline),
+                code=self._code(now.pipeline),
                 variants=self.variants.plain(),
             )
             fault = self.wirings.fault(now.pipeline, now.model)
@@ -195,6 +196,13 @@ class Studio:
                 f"Use {here.name} on this computer, with requests for it" if here is not None else "",
                 f"Calibrate{again} (1 to 2 min)" if self._can_calibrate() else "",
             )
+
+    def _code(self, pipeline: Pipeline) -> Plain:
+        """The code of a wiring; what was typed and is no pipeline stays until the wiring changes."""
+        if self._unread is not None and self._unread[0] == pipeline:
+            return self._unread[1]
+        self._unread = None
+        return self.wirings.code(pipeline)
 
     def _check(self, settings: Settings) -> None:
         """Publish the controls with the reasons why options do not go together with some settings."""
@@ -269,6 +277,7 @@ class Studio:
 
     def _wire(self, pipeline: Pipeline | Stack, wanted: Schedule) -> None:
         """Go to another wiring, under the wanted schedule or one that takes it."""
+        self._unread = None
         settings = self.settings.on(pipeline=pipeline, schedule=wanted)
         if self.wirings.fault(pipeline, settings.model) is None and not self._takes(settings):
             settings = settings.on(schedule=Overlap())
@@ -317,9 +326,11 @@ class Studio:
             pipeline = self.wirings.read(text)
         except WorkbenchError as error:
             line = error.line or 0 if isinstance(error, PipelineError) else 0
-            self._out(code={"text": text, "error": str(error), "line": line})
+            self._unread = self.settings.pipeline, {"text": text, "error": str(error), "line": line}
+            self._out(code=self._unread[1])
             return
         if pipeline == self.settings.pipeline:
+            self._unread = None
             self._out(code={"text": text, "error": "", "line": 0})
         else:
             self._wire(pipeline, self._wanted)
