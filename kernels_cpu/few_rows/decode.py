@@ -162,8 +162,8 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
             tops, totals, sums, found,
         )  # fmt: skip
         _narrow(found, result)
-        done = counter[LINE // 8]  # Numba frees an array behind its last use
-        return done == len(tasks)
+        done: bool = counter[LINE // 8] == len(tasks)  # Numba frees an array behind its last use
+        return done
 
     return attend
 

@@ -104,7 +104,7 @@ class Studio:
         self._fixes: dict[int, Settings] = {}
         self._numbers = count()
         self._controls: Plain = {}
-        self._unread: tuple[Pipeline, Plain] | None = None  # code that is no pipeline, and the wiring it was to replace
+        self._unread: tuple[Pipeline | Stack, Plain] | None = None  # code that is no pipeline, and the wiring it was to replace
         self.measured: list[tuple[Settings, Result]] = []
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
@@ -197,7 +197,7 @@ class Studio:
                 f"Calibrate{again} (1 to 2 min)" if self._can_calibrate() else "",
             )
 
-    def _code(self, pipeline: Pipeline) -> Plain:
+    def _code(self, pipeline: Pipeline | Stack) -> Plain:
         """The code of a wiring; what was typed and is no pipeline stays until the wiring changes."""
         if self._unread is not None and self._unread[0] == pipeline:
             return self._unread[1]
@@ -326,8 +326,9 @@ class Studio:
             pipeline = self.wirings.read(text)
         except WorkbenchError as error:
             line = error.line or 0 if isinstance(error, PipelineError) else 0
-            self._unread = self.settings.pipeline, {"text": text, "error": str(error), "line": line}
-            self._out(code=self._unread[1])
+            told = {"text": text, "error": str(error), "line": line}
+            self._unread = self.settings.pipeline, told
+            self._out(code=told)
             return
         if pipeline == self.settings.pipeline:
             self._unread = None
