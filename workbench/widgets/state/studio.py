@@ -104,7 +104,7 @@ class Studio:
         self._fixes: dict[int, Settings] = {}
         self._numbers = count()
         self._controls: Plain = {}
-        self._unread: tuple[Pipeline | Stack, Plain] | None = None  # code that is no pipeline, and the wiring it was to replace
+        self._unread: tuple[Pipeline | Stack, Plain] | None = None  # a wiring, and code beside it that is none
         self.measured: list[tuple[Settings, Result]] = []
         self.predictions = Predictions()
         self.controls = Controls(self.settings, tuple(schedules))
