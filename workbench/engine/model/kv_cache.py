@@ -97,7 +97,7 @@ class KVCache:
         one = RowLayout.smallest()
         q, k, v = (torch.zeros(1, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
         self.append(0, one, k, v)
-        self.attend(0, one, q)
+        self.attend(0, one, q, EVERYTHING)
         if (held := self._blocks[0].held) is not None:
             held.warm_up(q)
 
