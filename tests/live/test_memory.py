@@ -132,8 +132,10 @@ for _ in range(20):
     peaks.append(run(of))
     gc.collect()
     traced.append(tracemalloc.get_traced_memory()[0])
-largest = max(after - before for before, after in zip(traced, traced[1:]))
+steps = [after - before for before, after in zip(traced, traced[1:])]
+largest = max(steps)
 grown = bytes_of("VmRSS") - begin
+peaks = [peak - largest * (number >= steps.index(largest)) for number, peak in enumerate(peaks)]
 found["grown"] = grown - largest, traced[-1] - largest, min(peaks[-5:]) - min(peaks[:5])
 print(json.dumps(found))
 """

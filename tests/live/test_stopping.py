@@ -17,6 +17,7 @@ from workbench.engine.model import kv_cache, ops
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import Chunks, RowLayout
 from workbench.engine.model.sampler import choose_all
+from workbench.hardware import usable_cores
 from workbench.models import ModelConfig
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -112,7 +113,7 @@ def test_loading_looks_at_every_layer(tiny: ModelConfig, monkeypatch: pytest.Mon
         looks, watched.looks, watched.last = watched.looks, 0, watched.looks // 2
         with pytest.raises(StoppedError):
             Forward(prepared, watched).warm_up()
-        assert watched.looks == looks // 2
+        assert looks // 2 <= watched.looks < looks // 2 + usable_cores()  # another thread may look once more
 
 
 @pytest.mark.parametrize(
