@@ -98,9 +98,7 @@ class Board:
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Wait until what is done here has changed the code, and is drawn."""
-        area = self.root.get_by_label(
-            "Code of the pipeline"
-        ).element_handle()  # found once: a search is work of the page
+        area = self.root.get_by_label("Code of the pipeline").element_handle()  # searching is work of the page
         before = area.input_value()
         yield
         area.evaluate(
