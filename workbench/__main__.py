@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _RECIPES = (
-    "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts), deepseek-s (0.22 GB, latents "
-    "too) or odd-..."
+    "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), mix-w (12.5 GB), qwen-s (0.25 GB, shared experts), deepseek-s "
+    "(0.22 GB, latents too) or odd-..."
 )
 
 

@@ -9,7 +9,7 @@ from workbench.engine.tiny_model import synthesize
 from workbench.engine.tiny_model.synthesize import RECIPES, write_checkpoint
 from workbench.models import checkpoint
 
-SIZES = {"mix-s": 0.228, "mix-b": 3.03, "qwen-s": 0.2535, "deepseek-s": 0.22}
+SIZES = {"mix-s": 0.228, "mix-b": 3.03, "mix-w": 12.47, "qwen-s": 0.2535, "deepseek-s": 0.22}
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), SIZES.items())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from workbench.bench import record
-from workbench.bench.hybrid.passes import passes, told
+from workbench.bench.hybrid.passes import Passes, told
 from workbench.bench.hybrid.tokens import differing, models, ways
 from workbench.core.errors import WorkbenchError
 from workbench.core.units import format_bytes
@@ -23,7 +24,8 @@ Row = dict[str, Any]
 
 SETTINGS = ((128, 256), (512, 128), (32, 512), (128, 1024))
 """Decodes of a pass, and KV entries that each reads."""
-ROUNDS = 2
+ROUNDS = 3
+"""Rounds of passes; each is kept as soon as it is done."""
 
 
 def bench_hybrid(
@@ -78,8 +80,13 @@ def bench_hybrid(
 
 def _errors(rows: list[Row]) -> Iterator[str]:
     """The errors of simulated passes in words, if any were made."""
-    found = [schedule for row in rows for schedule in row.get("schedules", ())]
-    errors = [abs(each["simulated"] / float(np.median(each["measured"])) - 1) for each in found]
+    measured = dict[tuple[str, int, int], list[float]]()
+    simulated = dict[tuple[str, int, int], float]()
+    for each in chain.from_iterable(row.get("schedules", ()) for row in rows):
+        kind = each["schedule"], each["rows"], each["context"]
+        measured.setdefault(kind, []).extend(each["measured"])
+        simulated[kind] = each["simulated"]
+    errors = [abs(seconds / float(np.median(measured[kind])) - 1) for kind, seconds in simulated.items()]
     if errors:
         yield (
             f"simulated over measured seconds of {len(errors)} kinds of passes: off by {np.median(errors):.1%} "
@@ -101,11 +108,9 @@ def _steps(
     first, *others = models(out / "models")
     yield f"tokens of {first.name}", partial(_tokens, first, say)
     yield f"calibration for {name}", partial(_calibration, name, out)
-    for rows, context in SETTINGS:
-        yield (
-            f"passes of {name} in {gpu_memory}, {rows} decodes of {context}",
-            partial(_passes, name, out, gpu_memory=gpu_memory, rows=rows, context=context, say=say),
-        )
+    passes = cache(partial(_passes, name, out, gpu_memory))
+    for number in range(ROUNDS):
+        yield f"passes of {name} in {gpu_memory}, round {number + 1}", partial(_round, passes, number, say)
     for model in others:
         yield f"tokens of {model.name}", partial(_tokens, model, say)
 
@@ -142,10 +147,13 @@ def _calibration(name: str, out: Path) -> Row:
     return {"told": told, "right": True}
 
 
-def _passes(name: str, out: Path, *, gpu_memory: str, rows: int, context: int, say: Callable[[str], None]) -> Row:
-    model = checkpoint(make_checkpoint(name))
+def _passes(name: str, out: Path, gpu_memory: str) -> Passes:
     machine = Machine.load(out / "machine.json").limit(gpu_memory=gpu_memory)
-    found = passes(model, machine, rows=rows, context=context, rounds=ROUNDS, say=say)
+    return Passes(checkpoint(make_checkpoint(name)), machine, SETTINGS)
+
+
+def _round(passes: Callable[[], Passes], number: int, say: Callable[[str], None]) -> Row:
+    found = passes().round(number, say)
     return {"told": told(found), "right": True, "schedules": found}
 
 

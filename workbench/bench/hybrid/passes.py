@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,57 +24,69 @@ from workbench.engine.devices.opening import open_driver
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule
-from workbench.serving import prepare
 
 SCHEDULES: tuple[Schedule, ...] = (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)
 
 
-def passes(
-    model: ModelConfig,
-    machine: Machine,
-    *,
-    rows: int,
-    context: int,
-    rounds: int,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Measure every schedule, round after round in another order; a row of the record for each.
+class Passes:
+    """Steady passes of a model in several settings, predicted once and measured round after round.
 
     Parameters
     ----------
     model : ModelConfig
     machine : Machine
         The card's and the host's measured rates; the card's memory is the limit.
-    rows, context : int
+    settings : sequence of (int, int)
         Decodes of a pass, and KV entries that each reads.
-    rounds : int
-        Rounds of 6 passes; one more is made first and not counted, for it compiles kernels.
-    say : callable
-        Receives each line of the report.
     """
-    bench = Bench(model, machine, rows, context, machine.link.h2d, lambda: open_driver(machine, on_card=True))
-    compared = [bench.simulated(schedule) for schedule in SCHEDULES]
-    for turn in range(rounds + 1):
-        for number in np.random.default_rng(turn).permutation(len(compared)).tolist():
-            bench.measure(compared[number], disturbed=True)
-        if not turn:
-            for times in compared:
-                times.forget()
-    table(compared, ratios_of(compared), say)
-    found = [row(times) | _link(bench, times, machine) for times in compared]
-    for times, each in zip(compared, found, strict=True):
-        say(f"{times.schedule.name}: the link moved weights at {each['link']:.1%} of its rate")
-    return [each | {"rows": rows, "context": context} for each in found]
 
+    def __init__(self, model: ModelConfig, machine: Machine, settings: Sequence[tuple[int, int]]) -> None:
+        self._machine = machine
+        rate = machine.link.h2d
+        driver = partial(open_driver, machine, on_card=True)
+        self._benches = {
+            (rows, context): Bench(model, machine, rows, context, rate, driver, settings) for rows, context in settings
+        }
+        self._warm = False
 
-def _link(bench: Bench, times: ScheduleTimes, machine: Machine) -> dict[str, float]:
-    """Share of the link's rate at which a pass moved weights."""
-    prepared = prepare(bench.scenario(bench.context, bench.rate, times.schedule), times.schedule)
-    moved = prepared.cost.weights_per_layer * prepared.layers
-    return {"link": moved / times.seconds / machine.link.h2d}
+    def round(self, number: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Measure every schedule in every setting, the schedules in an order of this round; rows of the record.
+
+        A schedule's settings share an engine. In this object's first round each is also measured once before, for that
+        compiles kernels.
+        """
+        compared = {
+            setting: [bench.simulated(schedule) for schedule in SCHEDULES] for setting, bench in self._benches.items()
+        }
+        for place in np.random.default_rng(number).permutation(len(SCHEDULES)).tolist():
+            schedule = SCHEDULES[place]
+            any_setting = next(iter(self._benches.values()))
+            with any_setting.engine(schedule) as engine:
+                for setting, bench in self._benches.items():
+                    times = compared[setting][place]
+                    if not self._warm:
+                        bench.measure(times, engine, disturbed=True)
+                        times.forget()
+                    bench.measure(times, engine, disturbed=True)
+        self._warm = True
+        found = list[dict[str, Any]]()
+        for (rows, context), several in compared.items():
+            say(f"{rows} decodes that read {context} KV entries each:")
+            table(several, ratios_of(several), say)
+            for times in several:
+                link = self._link(self._benches[rows, context], times)
+                found.append(row(times) | {"link": link, "rows": rows, "context": context})
+                say(f"{times.schedule.name}: the link moved weights at {link:.1%} of its rate")
+        return found
+
+    def _link(self, bench: Bench, times: ScheduleTimes) -> float:
+        """Share of the link's rate at which a pass moved weights."""
+        prepared = bench.prepared(times.schedule)
+        moved = prepared.cost.weights_per_layer * prepared.layers
+        return moved / times.seconds / self._machine.link.h2d
 
 
 def told(found: Sequence[dict[str, Any]]) -> str:
     """One line on all rows."""
-    best = min(found, key=lambda each: float(np.median(each["measured"])))
-    return f"fastest is {best['schedule']}, with the link at {best['link']:.0%}"
+    best = max(found, key=lambda each: each["link"])
+    return f"the link is used most under {best['schedule']}, at {best['link']:.1%} of its rate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -113,7 +114,8 @@ class Bench:
     """Steady decodes: `rows` sequences that each read `context` KV entries, on a link of `rate` B/s.
 
     If `context` or `rate` is None, it is chosen so that the lanes are balanced. `driver` makes the device of the gpu
-    lane.
+    lane. Engines have room for other settings too, pairs of rows and context, if `room` names them: benchmarks with the
+    same room can be measured on one engine.
     """
 
     def __init__(
@@ -124,11 +126,13 @@ class Bench:
         context: int | None,
         rate: float | None,
         driver: Callable[[], Driver] = HostDriver,
+        room: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.model = model
         self._machine = machine
         self._rows = rows
         self._driver = driver
+        self._room = room
         self.context = context or self._balanced_context()
         self.rate = rate or self._balanced_rate()
 
@@ -165,17 +169,20 @@ class Bench:
         return {lane: busy[lane] for lane in COMPUTE}
 
     def scenario(self, context: int, rate: float | None, schedule: Schedule = VSL) -> Scenario:
-        """Scenario of requests whose prompts are as long as the context."""
+        """Scenario of requests whose prompts are as long as the context, the longest that there is room for."""
         random = np.random.default_rng(0)
-        prompts = random.integers(0, self.model.vocab_size, (self._rows, context)).tolist()
-        blocks = self._rows * (-(-(context + STEADY + 2) // BLOCK))
+        settings = self._room or ((self._rows, context),)
+        rows = max(rows for rows, _ in settings)
+        longest = max(context for _, context in settings)
+        prompts = random.integers(0, self.model.vocab_size, (rows, longest)).tolist()
+        blocks = max(rows * _blocks(context) for rows, context in settings)
         return Scenario(
             EXPERTS_STREAMED if schedule is PAGED else LAYER,
             model=self.model,
             machine=self._linked(rate),
             memory=Memory(blocks * BLOCK * self.model.kv_bytes_per_token(self.model.dtype), BLOCK),
             workload=Workload.of([Request(tuple(prompt), STEADY + 2) for prompt in prompts], name="steady decodes"),
-            scheduler=ResourceAware(token_budget=max(self._rows, context)),
+            scheduler=ResourceAware(token_budget=max(rows, longest)),
         )
 
     def _linked(self, rate: float | None) -> Machine:
@@ -193,7 +200,7 @@ class Bench:
         blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 2)
         everyone = np.arange(self._rows)
         blocks.allocate(everyone, np.full(self._rows, BLOCK))
-        for _ in range(prepared.scenario.kv_blocks // self._rows - 1):
+        for _ in range(_blocks(self.context) - 1):
             blocks.append(everyone)  # one block per sequence at a time, so that a sequence's blocks are not adjacent
         clock.begin(blocks)
         for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * STEADY, Step.LAST]):
@@ -202,9 +209,13 @@ class Bench:
             if step is Step.MIDDLE:
                 yield clock.now - begin, busy
 
+    def prepared(self, schedule: Schedule) -> Prepared:
+        """The decodes under a schedule."""
+        return prepare(self.scenario(self.context, self.rate, schedule), schedule)
+
     def simulated(self, schedule: Schedule) -> ScheduleTimes:
         """Bound and simulated time of a schedule."""
-        prepared = prepare(self.scenario(self.context, self.rate, schedule), schedule)
+        prepared = self.prepared(schedule)
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
         all_decode = np.array([0, self._rows])  # all hold equal shares of the cache
@@ -215,23 +226,34 @@ class Bench:
 
     def on(self, machine: Machine) -> Bench:
         """The same decodes on the same link, with another calibration of the computer."""
-        return Bench(self.model, machine, self._rows, self.context, self.rate, self._driver)
+        return Bench(self.model, machine, self._rows, self.context, self.rate, self._driver, self._room)
 
-    def measure(self, times: ScheduleTimes, *, disturbed: bool = False) -> None:
-        """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
-        prepared = prepare(self.scenario(self.context, self.rate, times.schedule), times.schedule)
-        engine = Engine(prepared, driver=self._driver())
+    @contextmanager
+    def engine(self, schedule: Schedule) -> Iterator[Engine]:
+        """An engine for a schedule, closed at the end."""
+        engine = Engine(self.prepared(schedule), driver=self._driver())
         try:
-            passes = self.passes(prepared, engine)
-            for _ in range(STEADY):
-                with listening() as noise:
-                    seconds, busy = next(passes)
-                if noise.quiet or disturbed:
-                    times.note(seconds, busy)
-                else:
-                    times.dropped += 1
+            yield engine
         finally:
             engine.close()
+
+    def measure(self, times: ScheduleTimes, engine: Engine, *, disturbed: bool = False) -> None:
+        """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
+        passes = self.passes(self.prepared(times.schedule), engine)
+        for _ in range(STEADY):
+            with listening() as noise:
+                seconds, busy = next(passes)
+            if noise.quiet or disturbed:
+                times.note(seconds, busy)
+            else:
+                times.dropped += 1
+        for _ in passes:  # the last one loads no weights for another
+            pass
+
+
+def _blocks(context: int) -> int:
+    """Blocks of a sequence behind all passes."""
+    return -(-(context + STEADY + 2) // BLOCK)
 
 
 def bench_overlap(
@@ -266,7 +288,8 @@ def bench_overlap(
         if not missing:
             break
         for number in np.random.default_rng(turn).permutation(len(missing)).tolist():
-            bench.measure(missing[number])
+            with bench.engine(missing[number].schedule) as engine:
+                bench.measure(missing[number], engine)
         counts = [f"{one.schedule.name} {len(one.measured)} of {len(one.measured) + one.dropped}" for one in compared]
         say(f"round {turn + 1}: undisturbed passes: {', '.join(counts)}")
     if none := [times for times in compared if not times.measured]:

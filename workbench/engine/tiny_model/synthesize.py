@@ -47,6 +47,7 @@ RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
     "mix-m": ModelConfig("mix-m", 4, 1024, 2048, 16, 4, 64, 8, 2, 8000, 4096),
     "mix-b": ModelConfig("mix-b", 16, 1024, 3584, 16, 4, 64, 8, 2, 32000, 4096),
+    "mix-w": ModelConfig("mix-w", 8, 4096, 7168, 32, 8, 128, 8, 2, 32000, 4096),
     "qwen-s": ModelConfig(
         *("qwen-s", 8, 512, 1024, 8, 2, 64, 16, 4, 8000, 4096),
         moe_intermediate_size=512,
@@ -141,9 +142,10 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
     """Make one of the recipes, in the user's cache unless a folder is given.
 
-    They are "mix-s" (0.23 GB), "mix-m" (0.46 GB) and "mix-b" (3.0 GB) of Mixtral's architecture; "qwen-s" (0.25 GB) of
-    Qwen2-MoE's, which has shared experts; "deepseek-s" (0.22 GB) of DeepSeek-V3's, which has latent attention too; and
-    the four odd ones that `bench sim` draws from (0.3 to 0.6 GB each).
+    They are "mix-s" (0.23 GB), "mix-m" (0.46 GB), "mix-b" (3.0 GB) and "mix-w" (12.5 GB, in layers of 1.5 GB) of
+    Mixtral's architecture; "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts; "deepseek-s" (0.22 GB) of
+    DeepSeek-V3's, which has latent attention too; and the four odd ones that `bench sim` draws from (0.3 to 0.6 GB
+    each).
 
     Raises
     ------
