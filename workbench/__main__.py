@@ -27,6 +27,8 @@ _RECIPES = (
     "(0.22 GB, latents too) or odd-..."
 )
 
+_CARD = "default: the card where torch takes one"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it succeeded, 1 with one line on stderr if it could not, 130 if it was interrupted."""
@@ -181,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=_doctor)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
-    measure.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gpu lane")
+    measure.add_argument("--device", choices=("cpu", "cuda"), help=f"what computes the gpu lane ({_CARD})")
     measure.set_defaults(command=_measure)
     return parser
 
@@ -241,7 +243,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=_count, default=64, help="most requests that run at once (default: 64)")
     parser.add_argument("--max-tokens", type=_count, default=256, help="where a request says nothing (default: 256)")
     parser.add_argument("--scheduler", default="ResourceAware", help="its name (default: ResourceAware)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: on the NVIDIA card too")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=f"cuda: on the NVIDIA card too ({_CARD})")
 
 
 def _port(text: str) -> int:
@@ -520,7 +522,9 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    if options.device == "cuda":
+    from workbench.hardware.machine import usual_device
+
+    if (options.device or usual_device()) == "cuda":
         from workbench.engine.calibration.card import measure_card
         from workbench.engine.devices.cuda import CudaDriver
 

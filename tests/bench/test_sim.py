@@ -109,7 +109,7 @@ class Disturbed:
         monkeypatch.setattr(sim, "checkpoint", lambda path: MODEL)
         monkeypatch.setattr(sim, "smallest", lambda model: ())
         monkeypatch.setattr(sim, "run", lambda: None)
-        monkeypatch.setattr(sim, "calibrate", lambda model, refresh: MACHINE)
+        monkeypatch.setattr(sim, "calibrate", lambda model, device, refresh: MACHINE)
 
 
 def test_settings_without_an_undisturbed_run_are_named_and_the_others_kept(monkeypatch, tmp_path):
@@ -152,7 +152,7 @@ def test_a_run_that_fails_is_told_and_loses_no_other(monkeypatch, tmp_path):
     monkeypatch.setattr(sim, "make_checkpoint", lambda name: name)
     monkeypatch.setattr(sim, "checkpoint", lambda path: MODEL)
     monkeypatch.setattr(sim, "smallest", lambda model: ())
-    monkeypatch.setattr(sim, "calibrate", lambda model, refresh: MACHINE)
+    monkeypatch.setattr(sim, "calibrate", lambda model, device, refresh: MACHINE)
     drawn: list[Setting] = []
     monkeypatch.setattr(sim, "draw", lambda *of: drawn.extend(draw(*of)) or drawn)
 

@@ -23,7 +23,7 @@ from workbench.core.kept import kept
 from workbench.core.records import from_plain, read_json, reason, to_plain
 from workbench.core.units import format_bytes, is_number, is_whole, parse_bytes
 from workbench.hardware.profile import Cores, Profile
-from workbench.hardware.system import System
+from workbench.hardware.system import System, torch_takes_cards
 
 _RECORD = "record 2"
 """Version of a measured record's contents; another version is measured anew."""
@@ -338,7 +338,7 @@ class Machine:
         return self.cores is not None and not self.has_card
 
     @classmethod
-    def local(cls, *, device: str = "cpu", refresh: bool = False) -> Machine:
+    def local(cls, *, device: str | None = None, refresh: bool = False) -> Machine:
         """This computer, with rates measured in a fresh process and kept for the next call.
 
         On the CPU, the gpu lane computes on half of the cores, the cpu lane on the others, and the link is a real copy.
@@ -347,8 +347,9 @@ class Machine:
 
         Parameters
         ----------
-        device : "cpu" or "cuda"
-            What computes the gpu lane: the CPU, or the NVIDIA card that torch sees first. `run` obeys the machine.
+        device : "cpu" or "cuda", optional
+            What computes the gpu lane: the CPU, or the NVIDIA card that torch sees first, which is the default where
+            there is one and torch was built for it. `run` obeys the machine.
         refresh : bool
 
         Raises
@@ -356,8 +357,9 @@ class Machine:
         ScenarioError
             If there is no such device, or measuring fails.
         """
-        if device not in ("cpu", "cuda"):
+        if device not in (None, "cpu", "cuda"):
             raise ScenarioError(f"Machine.local has no device {device!r}; give device='cpu' or 'cuda'.")
+        device = device or usual_device()
         path = _record_path(device)
         what = "the rates of this computer"
         return kept(path, partial(cls._measured, device), load=cls.load, save=cls.save, what=what, refresh=refresh)
@@ -448,6 +450,11 @@ def _rates(device: Device) -> str:
 def _versions() -> tuple[str, ...]:
     """Versions of the libraries that change the rates; they take a few milliseconds to read."""
     return tuple(f"{package}-{version(package)}" for package in ("torch", "numba", "numpy"))
+
+
+def usual_device() -> str:
+    """ "cuda" where there is an NVIDIA card that torch was built for, else "cpu"."""
+    return "cuda" if System().has_card and torch_takes_cards() else "cpu"
 
 
 def _record_path(device: str) -> Path:

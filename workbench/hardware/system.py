@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class System:
-    """The folders ``proc`` and ``sys`` below a root."""
+    """The folders ``proc``, ``sys`` and ``dev`` below a root."""
 
     root: Path = Path("/")
 
@@ -40,6 +42,12 @@ class System:
         """The text of NVIDIA's driver on each of its cards."""
         folders = sorted((self.root / "proc/driver/nvidia/gpus").glob("*"))
         return [self.text(folder / "information") for folder in folders]
+
+    @property
+    def has_card(self) -> bool:
+        """True if there is an NVIDIA card that CUDA may show to this process."""
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        return shown not in ("", "-1") and (bool(self.cards) or (self.root / "dev/nvidia0").exists())
 
     @property
     def last_cache(self) -> str:
@@ -84,3 +92,15 @@ class System:
         else:
             quota, _, period = self.text(group.folder / "cpu.max").partition(" ")
         return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def torch_takes_cards() -> bool:
+    """True if the torch that is installed was built for NVIDIA cards; it is not imported, which would take a second."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=\n]*= *'\d", text, re.MULTILINE) is not None

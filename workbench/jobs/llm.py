@@ -87,8 +87,8 @@ class LLM:
         experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
-    device : "cpu" or "cuda"
-        See `Machine.local`: with "cuda" the GPU is this computer's NVIDIA card, else the CPU does all.
+    device : "cpu" or "cuda", optional
+        See `Machine.local`: with "cuda" the GPU is this computer's NVIDIA card, with "cpu" the CPU does all.
 
     Raises
     ------
@@ -125,7 +125,7 @@ class LLM:
         weights: str | None = None,
         kv: str | None = None,
         scheduler: Scheduler | None = None,
-        device: str = "cpu",
+        device: str | None = None,
     ) -> None:
         self.model = model if isinstance(model, ModelConfig) else checkpoint(model)
         if self.model.path is None:
@@ -134,7 +134,7 @@ class LLM:
         self.defaults = sampling_defaults(self.model)
         self._memory = Memory(1.0, _BLOCK, weights or _converted(self.model), kv)
         self._scheduler = scheduler or ResourceAware()
-        if device not in ("cpu", "cuda"):
+        if device not in (None, "cpu", "cuda"):
             raise EngineError(f"LLM has no device {device!r}; give 'cpu' or 'cuda'.")
         self._device = device
 

@@ -65,7 +65,7 @@ def bench_cpu(
         say(f"fell: {name} to {share:.2f} of what is recorded for {cpu_family()}")
     if json is not None:
         rows: list[Mapping[str, Any]] = [{"dropped": dropped}, *report.rows(rounds)]
-        record.write(json, Machine.local(), ratios, rows, family=cpu_family())
+        record.write(json, Machine.local(device="cpu"), ratios, rows, family=cpu_family())
     if picture is not None:
         save_rooflines(report.rooflines(rounds), picture)
     return rounds

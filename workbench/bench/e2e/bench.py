@@ -224,7 +224,7 @@ def bench_e2e(
         found[load] = {engine: timed for engine, timed in found[load].items() if timed.runs}
         _print(load, found[load], say)
     if json is not None:
-        record.write(json, Machine.local(), _ratios(found), _rows(found, versions))
+        record.write(json, Machine.local(device="cpu"), _ratios(found), _rows(found, versions))
     return found
 
 

@@ -44,7 +44,7 @@ class Workbench:
 
         self.version = "here"
         self._wb = wb
-        self._llm = wb.LLM(folder, weights=weights)
+        self._llm = wb.LLM(folder, weights=weights, device="cpu")
 
     def __call__(self, prompts: Prompts, new: int) -> Answer:
         from workbench.core.result import Source

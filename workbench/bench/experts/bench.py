@@ -292,7 +292,7 @@ def bench_experts(
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
         rows = [row for speeds in found for row in _rows(speeds)]
-        record.write(json, Machine.local(), ratios, [*rows, {"errors": errors}], family=cpu_family())
+        record.write(json, Machine.local(device="cpu"), ratios, [*rows, {"errors": errors}], family=cpu_family())
     return found
 
 

@@ -55,9 +55,7 @@ class Passes:
         A schedule's settings share an engine. In this object's first round each is also measured once before, for that
         compiles kernels.
         """
-        compared = {
-            setting: [bench.simulated(schedule) for schedule in SCHEDULES] for setting, bench in self._benches.items()
-        }
+        compared = {setting: list(map(bench.simulated, SCHEDULES)) for setting, bench in self._benches.items()}
         for place in np.random.default_rng(number).permutation(len(SCHEDULES)).tolist():
             schedule = SCHEDULES[place]
             any_setting = next(iter(self._benches.values()))

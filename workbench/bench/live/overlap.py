@@ -278,7 +278,7 @@ def bench_overlap(
     """
     model = checkpoint(make_checkpoint(name))
     run(*smallest(model))
-    machine = calibrate(model, refresh=True)
+    machine = calibrate(model, device="cpu", refresh=True)
     bench = Bench(model, machine, rows, context, rate)
     compared = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)]
     say(f"{machine.name}, calibrated {machine.measured}")
@@ -305,7 +305,7 @@ def bench_overlap(
 def _predict_again(bench: Bench, compared: Sequence[ScheduleTimes], say: Callable[[str], None]) -> None:
     """Calibrate the computer once more, and add what that predicts; without it, the first prediction stays."""
     try:
-        after = bench.on(calibrate(bench.model, refresh=True))
+        after = bench.on(calibrate(bench.model, device="cpu", refresh=True))
     except WorkbenchError as error:
         say(f"predicted by the calibration before alone; that after failed: {error}")
         return

@@ -64,7 +64,7 @@ def bench_shares(
     with all experts streamed once they are chosen. Runs are interleaved.
     """
     model = checkpoint(make_checkpoint(name))
-    machine = Machine.local()
+    machine = Machine.local(device="cpu")
     free = run(_scenario(STREAMED, model, machine, rows), SCHEDULE)
     streamed = prepare(_scenario(STREAMED, model, machine, rows), SCHEDULE).cost.weights_per_layer
     computing = free.busy["gpu"] * _pass(free) / sum(free.steps.seconds)

@@ -328,7 +328,7 @@ def calibrated(names: Sequence[str], say: Callable[[str], None]) -> list[tuple[M
     """Models of these names, each with this computer as calibrated for it now."""
     found = list[tuple[ModelConfig, Machine]]()
     for model in [checkpoint(make_checkpoint(name)) for name in names]:
-        machine = calibrate(model, refresh=not found)
+        machine = calibrate(model, device="cpu", refresh=not found)
         say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
         found.append((model, machine))
     return found
@@ -344,7 +344,7 @@ def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     """A small run as warm-up: it reads files, compiles kernels and maps memory."""
     workload = Workload.of([Request((1,) * 64, 4)] * 8)
     memory = Memory(1024 * model.kv_bytes_per_token(model.dtype), 16)
-    return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
+    return Scenario(LAYER, model, Machine.local(device="cpu"), memory, workload, ResourceAware()), VSLPipe()
 
 
 def repeat_all(drawn: Sequence[Setting], repeats: int, say: Callable[[str], None]) -> None:

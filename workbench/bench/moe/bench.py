@@ -369,7 +369,7 @@ def bench_moe(
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
         rows = [to_plain(speeds) for speeds in found]
-        record.write(json, Machine.local(), ratios, rows, family=cpu_family() if device == "cpu" else None)
+        record.write(json, Machine.local(device=device), ratios, rows, family=cpu_family() if device == "cpu" else None)
     return found
 
 

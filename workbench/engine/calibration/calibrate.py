@@ -134,7 +134,7 @@ def calibrate(
     *,
     weights: str | None = None,
     kv: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     refresh: bool = False,
     watch: Callable[[float], object] = lambda _: None,
 ) -> Machine:
@@ -155,7 +155,7 @@ def calibrate(
         From `wb.checkpoint`.
     weights, kv : str, optional
         Precision of weights and KV cache; the model's own if not given.
-    device : "cpu" or "cuda"
+    device : "cpu" or "cuda", optional
         See `Machine.local`.
     refresh : bool
         Measure again.
