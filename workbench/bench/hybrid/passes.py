@@ -47,15 +47,17 @@ class Passes:
         self._benches = {
             (rows, context): Bench(model, machine, rows, context, rate, driver, settings) for rows, context in settings
         }
+        self._predicted = {setting: list(map(bench.simulated, SCHEDULES)) for setting, bench in self._benches.items()}
         self._warm = False
 
     def round(self, number: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
         """Measure every schedule in every setting, the schedules in an order of this round; rows of the record.
 
-        A schedule's settings share an engine. In this object's first round each is also measured once before, for that
-        compiles kernels.
+        A schedule's settings share an engine, in which each is warmed up in this object's first round.
         """
-        compared = {setting: list(map(bench.simulated, SCHEDULES)) for setting, bench in self._benches.items()}
+        compared = {
+            setting: list(map(ScheduleTimes.unmeasured, several)) for setting, several in self._predicted.items()
+        }
         for place in np.random.default_rng(number).permutation(len(SCHEDULES)).tolist():
             schedule = SCHEDULES[place]
             any_setting = next(iter(self._benches.values()))
@@ -63,8 +65,7 @@ class Passes:
                 for setting, bench in self._benches.items():
                     times = compared[setting][place]
                     if not self._warm:
-                        bench.measure(times, engine, disturbed=True)
-                        times.forget()
+                        bench.warm_up(schedule, engine)
                     bench.measure(times, engine, disturbed=True)
         self._warm = True
         found = list[dict[str, Any]]()

@@ -85,16 +85,14 @@ class ScheduleTimes:
         self.bounds += other.bounds
         self.simulations += other.simulations
 
+    def unmeasured(self) -> ScheduleTimes:
+        """The same predictions, with nothing measured."""
+        return ScheduleTimes(self.schedule, self.bounds, self.simulations)
+
     def note(self, seconds: float, busy: dict[str, float]) -> None:
         """Record an undisturbed pass."""
         self.measured.append(seconds)
         self.busy.append(busy)
-
-    def forget(self) -> None:
-        """Drop what was measured so far."""
-        self.measured.clear()
-        self.busy.clear()
-        self.dropped = 0
 
     @property
     def seconds(self) -> float:
@@ -133,6 +131,7 @@ class Bench:
         self._rows = rows
         self._driver = driver
         self._room = room
+        self._prepared: dict[Schedule, Prepared] = {}
         self.context = context or self._balanced_context()
         self.rate = rate or self._balanced_rate()
 
@@ -195,7 +194,9 @@ class Bench:
         everyone = np.arange(self._rows)
         return Batch(NONE, NONE, everyone, np.full(self._rows, context), self.model.num_hidden_layers)
 
-    def passes(self, prepared: Prepared, clock: Clock) -> Iterator[tuple[float, dict[str, float]]]:
+    def passes(
+        self, prepared: Prepared, clock: Clock, steady: int | None = None
+    ) -> Iterator[tuple[float, dict[str, float]]]:
         """Execute all passes; yield the seconds of each steady pass and the busy seconds of its lanes."""
         blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 2)
         everyone = np.arange(self._rows)
@@ -203,7 +204,7 @@ class Bench:
         for _ in range(_blocks(self.context) - 1):
             blocks.append(everyone)  # one block per sequence at a time, so that a sequence's blocks are not adjacent
         clock.begin(blocks)
-        for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * STEADY, Step.LAST]):
+        for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * (steady or STEADY), Step.LAST]):
             begin = clock.now
             busy = clock.execute(prepared.lowering.plan(self.batch(self.context + number), step), number, step)
             if step is Step.MIDDLE:
@@ -211,7 +212,9 @@ class Bench:
 
     def prepared(self, schedule: Schedule) -> Prepared:
         """The decodes under a schedule."""
-        return prepare(self.scenario(self.context, self.rate, schedule), schedule)
+        if schedule not in self._prepared:
+            self._prepared[schedule] = prepare(self.scenario(self.context, self.rate, schedule), schedule)
+        return self._prepared[schedule]
 
     def simulated(self, schedule: Schedule) -> ScheduleTimes:
         """Bound and simulated time of a schedule."""
@@ -236,6 +239,11 @@ class Bench:
             yield engine
         finally:
             engine.close()
+
+    def warm_up(self, schedule: Schedule, engine: Engine) -> None:
+        """Execute each kind of pass once: that compiles kernels."""
+        for _ in self.passes(self.prepared(schedule), engine, steady=1):
+            pass
 
     def measure(self, times: ScheduleTimes, engine: Engine, *, disturbed: bool = False) -> None:
         """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
