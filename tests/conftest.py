@@ -26,10 +26,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return Spread(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first: at the end one would keep one process busy while the other has nothing left."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in APART)
+
+
 class Spread(LoadFileScheduling):
     """Tests of a file run in one process, where they share what is set up; those of `APART`, long ones, run anywhere.
 
-    Files come by their number of tests, so long tests are the last, and one at a time: both processes end together.
+    Files come in the order of collection.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -20,7 +20,8 @@ def selection(own: str, asked: str) -> list[str]:
 def runs(asked: str, deep: bool, rest: Sequence[str]) -> list[list[str]]:
     """Arguments of pytest; what comes later wins."""
     patience = ["-o", "timeout=3600"] if deep else []
-    shared = ["-n", "2", "--dist", "loadfile", *patience, *rest, *selection("not alone", asked)]
+    together = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20"]
+    shared = [*together, *patience, *rest, *selection("not alone", asked)]
     return [shared, [*patience, *rest, *selection("alone", asked), "-n", "0"]]
 
 
