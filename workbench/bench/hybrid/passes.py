@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from workbench.engine.devices.opening import open_driver
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule
+from workbench.serving.capacity import ledger
+
+if TYPE_CHECKING:
+    from workbench.engine.devices.cuda import CudaDriver
 
 SCHEDULES: tuple[Schedule, ...] = (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)
 
@@ -58,6 +62,7 @@ class Passes:
         compared = {
             setting: list(map(ScheduleTimes.unmeasured, several)) for setting, several in self._predicted.items()
         }
+        memory = dict[str, dict[str, float]]()
         for place in np.random.default_rng(number).permutation(len(SCHEDULES)).tolist():
             schedule = SCHEDULES[place]
             any_setting = next(iter(self._benches.values()))
@@ -67,6 +72,8 @@ class Passes:
                     if not self._warm:
                         bench.warm_up(schedule, engine)
                     bench.measure(times, engine, disturbed=True)
+                needed = ledger(any_setting.prepared(schedule)).gpu.total
+                memory[schedule.name] = {"ledger": needed, "peak": cast("CudaDriver", engine.driver).peak}
         self._warm = True
         found = list[dict[str, Any]]()
         for (rows, context), several in compared.items():
@@ -74,8 +81,12 @@ class Passes:
             table(several, ratios_of(several), say)
             for times in several:
                 link = self._link(self._benches[rows, context], times)
-                found.append(row(times) | {"link": link, "rows": rows, "context": context})
+                found.append(
+                    row(times) | {"link": link, "rows": rows, "context": context} | memory[times.schedule.name]
+                )
                 say(f"{times.schedule.name}: the link moved weights at {link:.1%} of its rate")
+        for name, taken in memory.items():
+            say(f"{name}: at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the ledger names")
         return found
 
     def _link(self, bench: Bench, times: ScheduleTimes) -> float:
