@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +29,7 @@ from workbench.serving.capacity import ledger
 if TYPE_CHECKING:
     from workbench.engine.devices.cuda import CudaDriver
 
+_Setting = tuple[int, int]
 SCHEDULES: tuple[Schedule, ...] = (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)
 
 
@@ -44,7 +45,7 @@ class Passes:
         Decodes of a pass, and KV entries that each reads.
     """
 
-    def __init__(self, model: ModelConfig, machine: Machine, settings: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, model: ModelConfig, machine: Machine, settings: Sequence[_Setting]) -> None:
         self._machine = machine
         rate = machine.link.h2d
         driver = partial(open_driver, machine, on_card=True)
@@ -62,18 +63,8 @@ class Passes:
         compared = {
             setting: list(map(ScheduleTimes.unmeasured, several)) for setting, several in self._predicted.items()
         }
-        memory = dict[str, dict[str, float]]()
-        for place in np.random.default_rng(number).permutation(len(SCHEDULES)).tolist():
-            schedule = SCHEDULES[place]
-            any_setting = next(iter(self._benches.values()))
-            with any_setting.engine(schedule) as engine:
-                for setting, bench in self._benches.items():
-                    times = compared[setting][place]
-                    if not self._warm:
-                        bench.warm_up(schedule, engine)
-                    bench.measure(times, engine, disturbed=True)
-                needed = ledger(any_setting.prepared(schedule)).gpu.total
-                memory[schedule.name] = {"ledger": needed, "peak": cast("CudaDriver", engine.driver).peak}
+        order = np.random.default_rng(number).permutation(len(SCHEDULES)).tolist()
+        memory = {SCHEDULES[place].name: self._measure(place, compared) for place in order}
         self._warm = True
         found = list[dict[str, Any]]()
         for (rows, context), several in compared.items():
@@ -81,13 +72,24 @@ class Passes:
             table(several, ratios_of(several), say)
             for times in several:
                 link = self._link(self._benches[rows, context], times)
-                found.append(
-                    row(times) | {"link": link, "rows": rows, "context": context} | memory[times.schedule.name]
-                )
                 say(f"{times.schedule.name}: the link moved weights at {link:.1%} of its rate")
+                seen = {"link": link, "rows": rows, "context": context, **memory[times.schedule.name]}
+                found.append(row(times) | seen)
         for name, taken in memory.items():
             say(f"{name}: at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the ledger names")
         return found
+
+    def _measure(self, place: int, compared: Mapping[_Setting, Sequence[ScheduleTimes]]) -> dict[str, float]:
+        """Measure the schedule of a place in every setting; bytes of the card by the ledger, and the most taken."""
+        schedule = SCHEDULES[place]
+        first = next(iter(self._benches.values()))
+        with first.engine(schedule) as engine:
+            for setting, bench in self._benches.items():
+                if not self._warm:
+                    bench.warm_up(schedule, engine)
+                bench.measure(compared[setting][place], engine, disturbed=True)
+            peak = cast("CudaDriver", engine.driver).peak
+        return {"ledger": ledger(first.prepared(schedule)).gpu.total, "peak": peak}
 
     def _link(self, bench: Bench, times: ScheduleTimes) -> float:
         """Share of the link's rate at which a pass moved weights."""
