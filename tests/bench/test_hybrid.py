@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bench, "ways", lambda: [WAY])
     monkeypatch.setattr(bench, "SETTINGS", ((4, 32), (3, 40)))
     monkeypatch.setattr(bench, "ROUNDS", 2)
+    monkeypatch.setattr(passes, "SCHEDULES", (overlap.VSL, overlap.PREFETCH))
     monkeypatch.setattr(overlap, "STEADY", 2)
     monkeypatch.setattr(opening, "CudaDriver", lambda limit=None: RehearsedDriver(limit, cuda=card, name="sim"))
     return tmp_path / "out"
@@ -73,6 +74,7 @@ def test_what_there_is_no_time_for_is_told(folder: Path) -> None:
 
 def test_wrong_tokens_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "differing", lambda model, way: 3)
+    monkeypatch.setattr(bench, "ROUNDS", 0)
     right, said = measured(folder)
     assert not right
     assert said[0] == f"{WAY}: 3 requests got other tokens"
