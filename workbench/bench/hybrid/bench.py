@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,14 @@ def bench_hybrid(
 
 def _errors(rows: list[Row]) -> Iterator[str]:
     """The errors of simulated passes in words, if any were made."""
-    measured = dict[tuple[str, int, int], list[float]]()
-    simulated = dict[tuple[str, int, int], float]()
-    for each in chain.from_iterable(row.get("schedules", ()) for row in rows):
-        kind = each["schedule"], each["rows"], each["context"]
-        measured.setdefault(kind, []).extend(each["measured"])
-        simulated[kind] = each["simulated"]
+    measured = defaultdict[tuple[str, str, int, int], list[float]](list)
+    simulated = dict[tuple[str, str, int, int], float]()
+    for of_round in rows:
+        model_and_memory = of_round["step"].partition(", round")[0]
+        for each in of_round.get("schedules", ()):
+            kind = model_and_memory, each["schedule"], each["rows"], each["context"]
+            measured[kind] += each["measured"]
+            simulated[kind] = each["simulated"]
     errors = [abs(seconds / float(np.median(measured[kind])) - 1) for kind, seconds in simulated.items()]
     if errors:
         yield (
