@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import sys
 
@@ -17,6 +18,9 @@ class Backend(enum.StrEnum):
     TRITON = "triton"
     INTERPRET = "triton-interpret"
     TORCH = "torch"
+
+
+_KNOWN = frozenset(Backend)
 
 
 def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Tensor | None) -> Backend:
@@ -35,7 +39,7 @@ def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Ten
     differentiated = requires_gradient(tensor, *others)
     if backend is None:
         return Backend.TRITON if tensor.is_cuda and not differentiated else Backend.TORCH
-    if backend not in set(Backend):
+    if backend not in _KNOWN:
         known = ", ".join(map(repr, map(str, Backend)))
         raise ValueError(f"backend must be {known} or None, not {backend!r}: leave it out for the tensors' own.")
     chosen = Backend(backend)
@@ -51,6 +55,7 @@ def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Ten
     return chosen
 
 
+@functools.cache
 def enter_mode(backend: Backend) -> None:
     """Import triton in the mode that `backend` needs; the process stays in this mode.
 

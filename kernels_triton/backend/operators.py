@@ -100,13 +100,10 @@ def requires_gradient(*operands: object) -> bool:
     >>> requires_gradient(torch.ones(1), None), requires_gradient(torch.ones(1, requires_grad=True))
     (False, True)
     """
-    reverse_mode = torch.is_grad_enabled()
-    for operand in operands:
-        if not isinstance(operand, torch.Tensor):
-            continue
-        if (reverse_mode and operand.requires_grad) or _has_tangent(operand):
-            return True
-    return False
+    reverse_mode = torch.is_grad_enabled() and any(
+        isinstance(operand, torch.Tensor) and operand.requires_grad for operand in operands
+    )
+    return reverse_mode or _have_tangent(operands)
 
 
 def check_tensor(name: str, operand: object) -> None:
@@ -127,17 +124,25 @@ def check_tensor(name: str, operand: object) -> None:
         raise TypeError(f"{name} must be a torch tensor, not {type(operand).__name__}: pass torch.as_tensor({name}).")
 
 
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    try:
-        return unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # vmap batches this tensor: its entries are checked instead
-        return False
+def _have_tangent(operands: Sequence[object]) -> bool:
+    """True if an operand has a tangent; while forward mode is off, the first tensor tells, as its own primal."""
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            continue
+        try:
+            primal, tangent = unpack_dual(operand)
+        except RuntimeError:  # vmap batches this tensor: its entries are checked instead
+            continue
+        if tangent is not None:
+            return True
+        if primal is operand:
+            return False
+    return False
 
 
 def _compiles_reverse_mode(operands: Sequence[Any]) -> bool:
     """True while code is compiled and no operand has a tangent: registered operators have reverse mode only."""
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    return torch.compiler.is_compiling() and not any(_has_tangent(tensor) for tensor in tensors)
+    return torch.compiler.is_compiling() and not _have_tangent(operands)
 
 
 def _overload(name: str) -> Callable[..., Any]:

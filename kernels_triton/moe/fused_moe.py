@@ -14,6 +14,7 @@ from .pairs import sort_pairs
 from .tiles import LayerTiles, arch_of, tiles_for
 
 _COLUMNS = 1024  # columns per program of `combine`
+_KNOWN = frozenset(Activation)
 
 
 @operation
@@ -80,7 +81,7 @@ def fused_moe(
     >>> fused_moe(x, gate_up, down, torch.zeros(1, 1).long(), torch.ones(1, 1))
     tensor([[3.5232]])
     """
-    if activation not in set(Activation):
+    if activation not in _KNOWN:
         known = ", ".join(map(repr, map(str, Activation)))
         raise ValueError(f"activation must be {known}, not {activation!r}: leave it out for 'swiglu'.")
     check_moe(x, gate_up, down, ids, weights, gate_up_bias, down_bias, pages)

@@ -187,7 +187,7 @@ def launch(
     values, scales = split_weights(matrices)
     rows = matrices.shape[1] // (2 if activation else 1)
     columns = matrices.shape[2]
-    out = torch.empty((ids.numel(), rows), dtype=x.dtype, device=x.device)
+    out = x.new_empty(ids.numel(), rows)
     bits, group, step = _steps(matrices, tiles.k)
     if not ids.numel():
         return out
@@ -233,7 +233,7 @@ def launch(
 
 def _programs(blocks: Blocks, rows: int, tiles: Tiles, device: torch.device) -> int:
     """Number of programs: one per tile, or fewer that share all tiles."""
-    programs = len(blocks.experts) * -(-rows // tiles.n)
+    programs = blocks.experts.shape[0] * -(-rows // tiles.n)
     return min(programs, tiles.per_sm * _processors(device)) if tiles.per_sm else programs
 
 

@@ -71,9 +71,9 @@ def _allocate(ids: torch.Tensor, experts: int, block: int) -> Blocks:
     blocks = -(-(n + min(experts + 1, n) * (block - 1)) // block)
     kind = torch.int32 if blocks * block < 2**31 else torch.int64
     return Blocks(
-        torch.empty(blocks * block, dtype=kind, device=ids.device),
-        torch.empty(blocks, dtype=torch.int32, device=ids.device),
-        torch.zeros(1, dtype=torch.int64, device=ids.device),
+        ids.new_empty(blocks * block, dtype=kind),
+        ids.new_empty(blocks, dtype=torch.int32),
+        ids.new_empty(1, dtype=torch.int64),
     )
 
 
@@ -82,12 +82,14 @@ def _by_scanning(ids: torch.Tensor, experts: int, block: int, sorted_blocks: Blo
     from ..backend.mode import triton
     from .jit_pairs import count_pairs, place_pairs
 
-    counts = torch.empty(experts + 1, dtype=torch.int64, device=ids.device)
+    counts = ids.new_empty(experts + 1, dtype=torch.int64)
     if ids.numel():
         grid = (experts + 1,)
         width = triton.next_power_of_2(experts + 1)
         count_pairs[grid](ids, counts, ids.numel(), experts, BLOCK=_STEP)
         place_pairs[grid](ids, counts, *sorted_blocks, ids.numel(), experts, ROWS=block, BLOCK=_STEP, BLOCK_E=width)
+    else:
+        sorted_blocks.rows.zero_()
     return sorted_blocks
 
 

@@ -26,6 +26,9 @@ class Scoring(enum.StrEnum):
     SPARSEMIXER = "sparsemixer"
 
 
+_KNOWN = frozenset(Scoring)
+
+
 @public
 class Routing(NamedTuple):
     """Experts of each token, best first, and their weights: ids (T, k) int32, weights (T, k) fp32."""
@@ -200,7 +203,7 @@ def _check(
     check_tensor("logits", logits)
     if bias is not None:
         check_tensor("bias", bias)
-    if scoring not in set(Scoring):
+    if scoring not in _KNOWN:
         known = ", ".join(map(repr, map(str, Scoring)))
         raise ValueError(f"scoring must be one of {known}, not {scoring!r}: leave it out for 'softmax'.")
     if scoring == Scoring.SPARSEMIXER and (renormalise or bias is not None or (groups, kept_groups) != (1, 1)):
@@ -243,8 +246,8 @@ def _triton(
     from .jit_router import route as kernel
 
     tokens, experts = logits.shape
-    ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
+    ids = logits.new_empty((tokens, k), dtype=torch.int32)
+    weights = logits.new_empty((tokens, k), dtype=torch.float32)
     power = triton.next_power_of_2
     if tokens:
         kernel[(tokens,)](

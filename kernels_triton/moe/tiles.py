@@ -94,14 +94,23 @@ def tiles_for(
     """
     if weights is torch.float8_e4m3fn and 0 < arch < 89:
         raise ValueError(f"{weights} needs sm_89 or later, not sm_{arch}: quantise to torch.int8 or torch.uint8.")
-    layer_sizes = None if sizes is None else list(sizes)
-    for row in sorted(table(), key=_rank):
-        most_rows = math.inf if row["most_rows"] is None else row["most_rows"]
-        fits_weights = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any")
-        fits_layer = row.get("sizes") in (None, layer_sizes) and rows_per_expert <= most_rows
-        if fits_weights and fits_layer:
-            return LayerTiles(row["m"], Tiles(*row["gated"]), Tiles(*row["plain"]))
+    for most_rows, tiles in _fitting(arch, KINDS[weights], sizes):
+        if rows_per_expert <= most_rows:
+            return tiles
     raise LookupError(f"tiles.json has no row for {weights} on sm_{arch}: add one.")
+
+
+@functools.cache
+def _fitting(arch: int, kind: str, sizes: tuple[int, int] | None) -> list[tuple[float, LayerTiles]]:
+    """Most pairs per expert and tiles of every row that is for such weights and layers, in the order of `_rank`."""
+    layer_sizes = None if sizes is None else list(sizes)
+    found = []
+    for row in sorted(table(), key=_rank):
+        fits_weights = row["arch"] <= arch and row["weights"] in (kind, "any")
+        if fits_weights and row.get("sizes") in (None, layer_sizes):
+            most_rows = math.inf if row["most_rows"] is None else float(row["most_rows"])
+            found.append((most_rows, LayerTiles(row["m"], Tiles(*row["gated"]), Tiles(*row["plain"]))))
+    return found
 
 
 def _rank(row: dict[str, Any]) -> tuple[int, float, bool]:

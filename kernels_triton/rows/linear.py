@@ -44,10 +44,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """
     _check_matrix("x", x)
     _check_matrix("weight", weight)
-    _check_same("weight", weight, x, (len(weight), x.shape[1]))
+    rows = weight.shape[0]
+    _check_same("weight", weight, x, (rows, x.shape[1]))
     if bias is not None:
         check_tensor("bias", bias)
-        _check_same("bias", bias, x, (len(weight),))
+        _check_same("bias", bias, x, (rows,))
     return product(x, weight, bias)
 
 

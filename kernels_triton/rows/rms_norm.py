@@ -124,7 +124,7 @@ def _triton(
     from .jit_norms import rms_norm as kernel
 
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    out = x.new_empty(rows, width)
     total = out if residual is None else torch.empty_like(out)
     if rows:
         kernel[(rows,)](

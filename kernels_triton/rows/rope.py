@@ -89,7 +89,7 @@ def _compute(
 
     tokens, heads, dim = x.shape
     rotated = table.shape[1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
     pair = _power_of_two(rotated // 2)
     rest = _power_of_two(dim - rotated)
     block = 1 << max(1, _TILE // (2 * pair + rest)).bit_length() - 1
@@ -135,7 +135,7 @@ def _check(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, weight
             f"table must be (P, R) with an even R <= {x.shape[2]}, not {tuple(table.shape)}: make it with rope_table."
         )
     check_operand("table", table, tuple(table.shape), (torch.float32,), x)
-    check_operand("positions", positions, (len(x),), INDEX, x)
+    check_operand("positions", positions, (x.shape[0],), INDEX, x)
     if weight is not None:
         check_vector("weight", weight, x)
 

@@ -15,9 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import kernels_cpu
+from kernels_triton.backend.operators import requires_gradient
 from tests.examples import examples
 from tests.kernels.doors import BF16, DOORS, FLOATS, FP16, WAYS_TO_PACK, Door, Operands
 from tests.kernels.law_of_doors import OURS
@@ -158,6 +160,20 @@ def test_gradients_forwards_are_those_backwards(name):
     back = torch.func.vjp(call, point)[1]
     weights = torch.randn(value.shape)
     torch.testing.assert_close(pushed @ weights, (back(weights)[0] * along).sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_tangent_is_seen_though_gradients_are_off():
+    """Wherever it stands, and only while forward mode follows it."""
+    plain = torch.ones(2, 4)
+    with torch.no_grad(), dual_level():
+        dual = make_dual(torch.rand(2, 4), torch.ones(2, 4))
+        assert requires_gradient(1.0, plain, None, dual)
+        assert requires_gradient(dual, plain)
+        assert not requires_gradient(plain, None)
+        assert unpack_dual(kernels.rms_norm(dual, plain[0])).tangent is not None
+        assert unpack_dual(kernels.rms_norm(plain, unpack_dual(dual).primal[0])).tangent is None
+        assert unpack_dual(kernels.rms_norm(plain, dual[0])).tangent is not None
+    assert not requires_gradient(plain, dual)
 
 
 @pytest.mark.parametrize("name", TENSORS)

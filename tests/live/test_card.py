@@ -30,6 +30,7 @@ from workbench.core.errors import CapacityError, EngineError, ScenarioError, Sto
 from workbench.engine.devices import opening
 from workbench.engine.devices.cuda import CudaStream
 from workbench.engine.devices.driver import Stream
+from workbench.engine.devices.host import HostStream
 from workbench.engine.lanes.executor import Executor
 from workbench.engine.lanes.lane import Job
 from workbench.engine.lanes.transfer import Transfer, copy_over
@@ -487,6 +488,15 @@ def test_the_link_goes_on_from_one_bulk_transfer_to_the_next() -> None:
     before = link.said[: link.said.index("landed first")]
     assert before == ["begun first", "begun second"]
     assert sorted(link.said[len(before) :]) == ["begun small", "landed first", "landed second", "landed small"]
+
+
+def test_the_cpu_lane_has_nothing_to_do_with_the_card() -> None:
+    link = Link()
+    try:
+        assert isinstance(link.executor.lanes["cpu"].stream, HostStream)
+        assert not isinstance(link.executor.lanes["gpu"].stream, HostStream)
+    finally:
+        link.close()
 
 
 def test_a_transfer_that_was_begun_and_had_no_turn_leaves_nothing_on_the_card() -> None:

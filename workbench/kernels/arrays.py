@@ -27,6 +27,7 @@ class _Shared:
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
+@functools.cache
 def for_tensors(name: str) -> Any:
     """Return the function of this name for tensors; imports torch."""
     import workbench.kernels.cpu_twins as twins
@@ -85,7 +86,7 @@ def taking_arrays(call: Callable[..., Any], module: str, name: str) -> Callable[
 def computed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compute `call`, with arrays as results where all operands are arrays; `call` checks mixtures with tensors."""
     given = (*args, *kwargs.values())
-    if not any(map(_is_array, given)) or any(map(_is_tensor, given)):
+    if any(map(_is_tensor, given)) or not any(map(_is_array, given)):
         return call(*args, **kwargs)
     bound = inspect.signature(call).bind(*args, **kwargs)
     arrays = {name: value for name, value in bound.arguments.items() if _is_array(value)}

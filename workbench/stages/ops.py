@@ -53,6 +53,7 @@ class Place(enum.Enum):
 
     GPU = "gpu"
     CPU = "cpu"
+    __hash__ = object.__hash__  # members are few and themselves; Enum's own takes a call of Python at every look-up
 
     @property
     def other(self) -> Place:
@@ -138,6 +139,9 @@ class Op:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # the engine looks operations up dozens of times per layer
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """A built-in operation by its name and a variant by how it is made, so that another process has its own."""

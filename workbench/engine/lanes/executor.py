@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from workbench.core.errors import StoppedError
 from workbench.engine.devices.driver import Driver
-from workbench.engine.devices.host import HostDriver
+from workbench.engine.devices.host import HostDriver, HostStream
 from workbench.engine.lanes.affinity import Affinity
 from workbench.engine.lanes.ahead import AheadLane
 from workbench.engine.lanes.control import Control
@@ -59,7 +59,7 @@ class Executor:
         self._running: list[Job] = []
         self.lanes: dict[str, Lane] = {
             "gpu": Lane("gpu", self) if self.driver.on_host else AheadLane("gpu", self),
-            "cpu": Lane("cpu", self),
+            "cpu": Lane("cpu", self, HostStream()),
             "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet_seconds),
             "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet_seconds),
         }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from workbench.engine.devices.driver import Stream
 from workbench.engine.lanes.affinity import Affinity, name_thread, pin
 from workbench.schedules.plan import Task
 
@@ -52,9 +53,12 @@ class Job:
 
 
 class Lane(threading.Thread):
-    """Runs its jobs one at a time in issue order; a next job that is not ready blocks the others."""
+    """Runs its jobs one at a time in issue order; a next job that is not ready blocks the others.
 
-    def __init__(self, name: str, executor: Executor) -> None:
+    What a job does on the card is issued to `stream`, by default to the lane's own one.
+    """
+
+    def __init__(self, name: str, executor: Executor, stream: Stream | None = None) -> None:
         super().__init__(name=f"lane-{name}", daemon=True)
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.small: deque[Job] = deque()
@@ -62,7 +66,7 @@ class Lane(threading.Thread):
         self.affinity = self._pinned = Affinity(1, ())
         self.since = float("nan")
         self.worked = 0.0
-        self.stream = executor.driver.stream(name)
+        self.stream = stream or executor.driver.stream(name)
         self._ready: set[Job] = set()
         self._executor = executor
 

@@ -24,7 +24,7 @@ from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
-from workbench.engine.model.routed import RoutedExperts
+from workbench.engine.model.routed import Group, RoutedExperts
 from workbench.engine.model.weights import Weights, WeightStore
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
@@ -219,21 +219,23 @@ class Forward:
             self._operate(stage, layer, part, layout)
 
     def _operate(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
-        device = stage.device
-        rows = layout.rows_of(stage.op.rows)
-        there = [buffer for buffer in stage.op.reads if buffer not in self._missing[stage.op, layer]]
+        device, op = stage.device, stage.op
+        rows = layout.rows_of(op.rows)
+        missing = self._missing[op, layer]
+        there = (buffer for buffer in op.reads if buffer not in missing)
         read = {buffer: _rows(self._buffers[device, part, buffer], rows) for buffer in there}
-        if stage.op.reads_past and layout.before.any():
+        if op.reads_past and layout.before.any():
             read |= self._before(layer, part, layout, read["k"].dtype)
-        if stage.op.run is not None:
-            given = {"weights": self._weights.get(layer, stage)} if stage.op.tensors else {}
-            written = self._own(stage, stage.op.run(**read, **given), rows.stop - rows.start)
-        elif stage.op.plain is experts:
+        if op.run is not None:
+            given = {"weights": self._weights.get(layer, stage)} if op.tensors else {}
+            written = self._own(stage, op.run(**read, **given), rows.stop - rows.start)
+        elif op.plain is experts:
             written = (self._experts(stage, layer, part, layout, read),)
         else:
             written = self._built_in(stage, layer, layout, read)
-        for buffer, tensor in zip(stage.op.writes, written, strict=True):
-            if stage.op.rows is RowClass.ALL and not layout.skipped:
+        whole = op.rows is RowClass.ALL and not layout.skipped
+        for buffer, tensor in zip(op.writes, written, strict=True):
+            if whole:
                 self._put((device, part, buffer), tensor)
             else:
                 self._place((device, part, buffer), layout, tensor)[rows] = tensor
@@ -282,13 +284,14 @@ class Forward:
         gates = read["gates"]
         now = self._model.num_experts_per_tok - stage.defer - stage.skip
         if now == self._model.num_experts_per_tok:
-            groups = [(h, gates)]
+            both = stage.op.rows is RowClass.ALL
+            groups = [Group(h, gates, layout.on(h.device).decodes if both else int(stage.op.rows is RowClass.DECODE))]
         else:
-            groups = [(h[prefills], gates[prefills]), (h[decodes], _columns(gates[decodes], 0, now))]
-        outputs = [self.routed.compute(stage, layer, part, layout, *group) for group in groups]
+            groups = [Group(h[prefills], gates[prefills], 0), Group(h[decodes], _columns(gates[decodes], 0, now), 1)]
+        outputs = [self.routed.compute(stage, layer, part, layout, group) for group in groups]
         self.routed.drop(stage, layer, part)
+        self.routed.count(stage, layer, groups, "at once")
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        self.routed.count(stage, layer, gates[prefills], _columns(gates[decodes], 0, now), "at once")
         late = self._buffers.pop((device, part, "pending"), None)
         if late is not None:
             out[decodes] = added(out[decodes], late)
@@ -302,9 +305,9 @@ class Forward:
         device = stage.device
         last = self._model.num_experts_per_tok - stage.skip
         h, gates = (self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates"))
-        deferred = _columns(gates, last - stage.defer, last)
-        self._buffers[device, part, "pending"] = self.routed.compute(stage, layer, part, layout, h, deferred)
-        self.routed.count(stage, layer, deferred[:0], deferred, "late")
+        deferred = Group(h, _columns(gates, last - stage.defer, last), 1)
+        self._buffers[device, part, "pending"] = self.routed.compute(stage, layer, part, layout, deferred)
+        self.routed.count(stage, layer, [deferred], "late")
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
         """Check the output of a user's operation, and copy it: it may share memory with what the operation read."""

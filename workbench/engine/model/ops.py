@@ -157,12 +157,12 @@ class RowLayout:
         zero = np.zeros(1, np.int64)
         return cls([], torch.from_numpy(zero), zero, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
 
-    @property
+    @cached_property
     def prefill(self) -> int:
         """Number of prefill rows."""
         return sum(self.prefill_len)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of rows, prefill and decode."""
         return len(self.positions)
@@ -266,6 +266,13 @@ class OnDevice:
     def key_starts(self) -> torch.Tensor:
         """See `RowLayout.key_starts`."""
         return torch.tensor(self._layout.key_starts, device=self._device)
+
+    @cached_property
+    def decodes(self) -> torch.Tensor:
+        """1 for every row of a decode and 0 for the others: (T, 1) fp32, made on the device."""
+        found = torch.zeros(self._layout.rows, 1, device=self._device)
+        found[self._layout.prefill :] = 1
+        return found
 
     def bring(self) -> None:
         """Have all of them come there now: while a card is at work, each would wait for what it is doing."""
@@ -388,7 +395,7 @@ class Ops:
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Rows (T, M) times a matrix, in steps between which the run can be stopped."""
         step = max(1, int(self._step_flops / (2 * weight.numel())))
-        if len(x) <= step:
+        if x.shape[0] <= step:
             return linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
         for low in range(0, len(x), step):
@@ -401,13 +408,18 @@ class Ops:
         model = self._model
         normed = self.norm(read["x"], weights["norm"], weights.get("norm_bias"))
         projected = self.linear(normed, weights["proj"], weights.get("bias"))
+        del normed  # so that there is room for the rotated heads and their copies; see `working` of the operation
         if model.clip_qkv is not None:
             projected.clamp_(-model.clip_qkv, model.clip_qkv)
-        q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
         positions = layout.on(self._device).positions
-        q = self._rotated(positions, q, weights.get("q_norm"))
-        k = self._rotated(positions, k, weights.get("k_norm"))
-        return q, k, v.contiguous()
+        if "q_norm" in weights or "k_norm" in weights:
+            q, k, v = projected.split_with_sizes([model.q_size, model.kv_size, model.kv_size], dim=-1)
+            q = self._rotated(positions, q, weights.get("q_norm"))
+            k = self._rotated(positions, k, weights.get("k_norm"))
+            return q, k, v.contiguous()
+        both, v = projected.split_with_sizes([model.q_size + model.kv_size, model.kv_size], dim=-1)
+        q, k = self._rotated(positions, both, None).split_with_sizes([model.q_size, model.kv_size], dim=-1)
+        return q.contiguous(), k.contiguous(), v.contiguous()
 
     def _rotated(self, positions: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Heads x (T, H D), rotated; before that normed by a weight (D,) one by one, or by (H D,) all together."""
@@ -508,16 +520,20 @@ class Ops:
         With `pages` among the weights, over those that are on a page; see `fused_moe`.
         """
         h = read["h"]
-        ids, scales = (half.contiguous() for half in read["gates"].chunk(2, dim=-1))
+        ids, scales = read["gates"].chunk(2, dim=-1)
         chosen = ids.int()
+        scales = scales.contiguous()
         matrices = _matrices(weights)
         step = max(1, int(self._step_flops / (2 * chosen.shape[1] * self._model.expert_params)))
+        if h.shape[0] <= step:
+            self._control.check()
+            return self._routed(h, matrices, chosen, scales, weights)
         outputs = []
         for low in range(0, len(h), step):
             self._control.check()
             some = slice(low, low + step)
             outputs.append(self._routed(h[some], matrices, chosen[some], scales[some], weights))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return torch.cat(outputs)
 
     def _routed(
         self,

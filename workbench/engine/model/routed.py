@@ -25,6 +25,22 @@ _Piece = tuple[tuple[int, ...] | None, Tensors]
 """Experts of a layer, or None for all, and their weights."""
 
 
+class Group(NamedTuple):
+    """Rows whose experts are computed together.
+
+    Attributes
+    ----------
+    h : Tensor (T, M)
+    gates : Tensor (T, 2 j)
+    decodes : Tensor (T, 1) or int
+        1 for rows of decodes and 0 for those of prefills, or one number for all.
+    """
+
+    h: torch.Tensor
+    gates: torch.Tensor
+    decodes: torch.Tensor | int
+
+
 class RoutedExperts:
     """Computes routed experts of every layer, whole or in sets, and counts their choices.
 
@@ -54,15 +70,14 @@ class RoutedExperts:
         self._few = few
         self._driver = driver
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
-        self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2, experts) on the card
+        self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2 experts,) on the card
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._pages: dict[tuple[int, ...], torch.Tensor] = {}  # on the card, by the experts that are held
         self._lock = threading.Lock()
 
-    def compute(
-        self, stage: Stage, layer: int, part: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
-    ) -> torch.Tensor:
-        """Output (T, M), for rows h (T, M), of the experts in gates (T, 2 j) that a stage computes."""
+    def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout, group: Group) -> torch.Tensor:
+        """Output (T, M) of the experts of a group that a stage computes."""
+        h, gates, _ = group
         if not gates.numel():
             return torch.zeros_like(h)
         method = cast("MethodType", self._layers[stage.device][layer].experts)
@@ -165,16 +180,19 @@ class RoutedExperts:
         read = {"h": h, "gates": gates}
         return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
 
-    def count(self, stage: Stage, layer: int, prefills: torch.Tensor, decodes: torch.Tensor, when: str) -> None:
-        """Count the experts that a stage computes of the gates (T, 2 j) of prefills and of decodes.
+    def count(self, stage: Stage, layer: int, groups: Sequence[Group], when: str) -> None:
+        """Count the experts that a stage computes, apart for prefills and for decodes.
 
         `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`.
         """
         choice = _Choice(stage, layer, when)
-        counts = torch.stack([_counted(gates, self._model.num_local_experts) for gates in (prefills, decodes)])
-        if counts.device.type == "cpu":
-            self._add(choice, counts.numpy())
+        experts = self._model.num_local_experts
+        every = [torch.add(gates[:, : gates.shape[1] // 2], decodes, alpha=experts) for _, gates, decodes in groups]
+        apart = every[0] if len(every) == 1 else torch.cat([ids.flatten() for ids in every])
+        if apart.device.type == "cpu":
+            self._add(choice, np.bincount(apart.numpy().astype(np.int64).ravel(), minlength=2 * experts))
         else:
+            counts = torch.histc(apart, bins=2 * experts, min=-0.5, max=2 * experts - 0.5)  # bincount would wait
             with self._lock:
                 self._chosen.append((choice, counts))
 
@@ -184,14 +202,15 @@ class RoutedExperts:
             chosen = self._chosen
             self._chosen = []
         if chosen:
-            every = torch.stack([counts for _, counts in chosen]).cpu().numpy()
+            every = torch.stack([counts for _, counts in chosen]).cpu().numpy().astype(np.int64)
             for (choice, _), counts in zip(chosen, every, strict=True):
                 self._add(choice, counts)
 
     def _add(self, choice: _Choice, counts: npt.NDArray[np.int64]) -> None:
-        """Add the counts (2, experts) of prefills and decodes, of those experts that the stage has."""
+        """Add the counts (2 experts,) of prefills and then of decodes, of those experts that the stage has."""
         subset = choice.stage.op.subset
-        every = counts.shape[1]
+        every = self._model.num_local_experts
+        counts = counts.reshape(2, every)
         mine = slice(None) if subset is None else np.array(subset.of(choice.layer, every), np.int64)
         found = np.zeros_like(counts)
         found[:, mine] = counts[:, mine]
@@ -215,14 +234,6 @@ class _Choice(NamedTuple):
     stage: Stage
     layer: int
     when: str
-
-
-def _counted(gates: torch.Tensor, experts: int) -> torch.Tensor:
-    """Times that each of so many experts is in gates (T, 2 j): int64, on the device of the gates."""
-    ids = gates[:, : gates.shape[1] // 2].reshape(-1)
-    if ids.device.type == "cpu":
-        return torch.from_numpy(np.bincount(ids.numpy().astype(np.int64), minlength=experts))
-    return torch.histc(ids, bins=experts, min=-0.5, max=experts - 0.5).long()  # bincount would wait
 
 
 class Pairs(NamedTuple):
