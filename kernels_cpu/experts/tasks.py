@@ -24,7 +24,6 @@ from .weights import ROWS, Format, Matrices, PackedExperts
 
 _SETTINGS = parameters().experts
 _KEPT = _SETTINGS.kept
-PHASES = 5
 
 
 def _packed_bf16(experts: PackedExperts, path: CodePath) -> bool:
