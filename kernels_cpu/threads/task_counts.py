@@ -60,4 +60,4 @@ def task_done(counter: int, queue: int = 0) -> None:
 @compiled()
 def tasks_done(counter: int, queue: int = 0) -> Any:
     """Number of tasks of a queue that are done."""
-    return fetch_add(counter + 2 * LINE * queue + LINE, 0)
+    return peek(counter + 2 * LINE * queue + LINE)
