@@ -30,6 +30,7 @@ _PLACE = _RUNNER + 8
 _HELPERS = _RUNNER + 16
 _COUNTER = 3 * LINE
 _BELLS = _COUNTER + 2 * LINE * QUEUES
+_NONE = frozenset[int]()
 _WOKEN = 4
 """Helpers that the calling thread wakes, and that each of them wakes in turn; one takes the waker some microseconds."""
 _LOOKS = 30_000
@@ -189,7 +190,10 @@ def pull(serve: Any, arguments: tuple[Any, ...], threads: int, cpus: frozenset[i
     cpus : frozenset of int, optional
         CPUs of the others, by default those that the process may use and this thread may not, or all.
     """
-    where = helping_cpus() if cpus is None else cpus
+    if threads == 1:
+        where = _NONE
+    else:
+        where = helping_cpus() if cpus is None else cpus
     free = _free_teams(os.getpid(), where)
     try:
         team = free.pop()
