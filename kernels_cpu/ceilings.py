@@ -14,8 +14,9 @@ from .codegen.compiled import compiled, emitted, literal
 from .codegen.vector_ir import F64, I32, I64, Emitter
 from .declarations import public
 from .machine.features import features
+from .threads.pull import pull
 from .threads.runs import split
-from .threads.task_counts import fetch_add, next_task, pull, task_done
+from .threads.task_counts import fetch_add, next_task, task_done
 from .threads.team import side_by_side, team_size
 
 _SUMS = 16
@@ -120,7 +121,7 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
 def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
     """The sum over all tasks of a reader, run by the same task queue as `decode_attention`."""
     sums = np.zeros(1, np.int64)
-    pull(lambda counter: reader(counter, *operands, sums), tasks, threads)
+    pull(reader, (*operands, sums), min(threads, tasks))
     return int(sums[0])
 
 

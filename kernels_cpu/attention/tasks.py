@@ -15,8 +15,9 @@ from ..codegen.numerics import LOG2_E, aligned_floats
 from ..codegen.vector_ir import Storage
 from ..machine.features import CodePath
 from ..machine.parameters import parameters
+from ..threads.pull import pull
 from ..threads.runs import split
-from ..threads.task_counts import next_task, pull, task_done
+from ..threads.task_counts import next_task, task_done
 from .addresses import address_rows, rows_and_order, rows_of_task
 from .matrix_tasks import fits_matrices, matrix_decoder
 from .partials import clear, conclude, pack, per_head
@@ -295,7 +296,7 @@ def decode(
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
     serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
-    pull(lambda counter: serve(counter, *arguments), len(tasks), min(threads, len(tasks)))
+    pull(serve, arguments, min(threads, len(tasks)))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:

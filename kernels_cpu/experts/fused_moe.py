@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,12 +27,12 @@ from ..codegen.compiled import compiled
 from ..declarations import operation, public, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
-from ..threads.task_counts import counters
-from ..threads.team import helped, on_node, team_size
+from ..threads.pull import pull
+from ..threads.team import on_node, team_size
 from .activations import empty_activations
 from .nodes import NodeExperts
 from .products import FEW
-from .tasks import PHASES, blocks_of, by_matrices, columns_of, server, terms_of
+from .tasks import blocks_of, by_matrices, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _BUFFERED = 16 << 20
@@ -164,7 +165,7 @@ def fused_moe(
     pairs = _sorted(chosen, len(experts))
     call = partial(_call, hidden, pairs, scales, exact, taken, clamped, biases)
     if isinstance(experts, PackedExperts):
-        helped(call(experts, result), min(size, _worth(experts, pairs)))
+        call(experts, result, min(size, _worth(experts, pairs)), None)
     else:
         _by_node(call, experts, size, result)
     return same_kind(x, result) if out is None else out
@@ -281,16 +282,19 @@ def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
 
 
 def _by_node(
-    call: Callable[[PackedExperts, NDArray[np.float32]], Callable[[], object]],
+    call: Callable[[PackedExperts, NDArray[np.float32], int, frozenset[int]], None],
     experts: NodeExperts,
     threads: int,
     out: NDArray[np.float32],
 ) -> None:
     """Compute each slice on its node, side by side, and sum the results in the order of the slices."""
     results = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
-    calls = [call(own, result) for own, result in zip(experts.slices, results, strict=True)]
-    share = -(-threads // len(calls))
-    running = [on_node(serve, cpus, share) for serve, cpus in zip(calls, experts.nodes, strict=True)]
+    share = -(-threads // len(results))
+    running = [
+        on_node(partial(call, own, result, min(share, len(cpus)), cpus), cpus)
+        for own, result, cpus in zip(experts.slices, results, experts.nodes, strict=True)
+    ]
+    wait(running)
     for result, slice_done in zip(results, running, strict=True):
         slice_done.result()
         if result is not out:
@@ -307,8 +311,10 @@ def _call(
     biases: Biases,
     experts: PackedExperts,
     out: NDArray[np.float32],
-) -> Callable[[], object]:
-    """Return the function that one thread runs: both products of all pairs, and the weighted sums per token.
+    threads: int,
+    cpus: frozenset[int] | None,
+) -> None:
+    """Compute both products of all pairs, and the weighted sums per token, by this thread and by others on these CPUs.
 
     Pairs are computed part by part, in the same buffers. The weighted sums follow the last part.
     """
@@ -328,28 +334,19 @@ def _call(
     columns = columns_of(experts, path)
     serve = server(lanes, int(experts.format), up.in_place, rounded, matrices, columns, clamped)
     owners = pairs.experts if len(biases.up) else np.empty(0, np.int64)
-    calls: list[tuple[Callable[[], object], NDArray[np.int64]]] = []  # calling the type takes 5 us
     begin = 0
     for part in parts:
-        counter = counters(PHASES)
         past = begin + len(part.tokens)
         summed = slice(None) if part is parts[-1] else slice(0)
-        call = partial(
-            serve,
-            counter.ctypes.data, x, part.tokens, part.first, experts.format.zero,
+        arguments = (
+            x, part.tokens, part.first, experts.format.zero,
             part.touched, up.words, up.scales, blocks_of(up, matrices, most), hidden, both, down.dim,
             down.words, down.scales, blocks_of(down, matrices, most), inner, answers[begin:past],
             owners[begin:past], biases.up, answers, pairs.places[summed], weights[summed], pairs.ids[summed],
             biases.down, out[summed],
         )  # fmt: skip
-        calls.append((call, counter))  # the call holds only the counter's address, so the list keeps the array
+        pull(serve, arguments, threads, cpus)
         begin = past
-
-    def work() -> None:
-        for call, _ in calls:
-            call()
-
-    return work
 
 
 def _buffered(experts: PackedExperts) -> int:

@@ -123,7 +123,7 @@ def pack_by_node(
     packing = []
     for own, cpus in zip(np.array_split(range(units), len(chosen)), chosen, strict=True):
         bounds = (own[0] * group, min(inner, (own[-1] + 1) * group))
-        packing.append(on_node(functools.partial(_slice, first, second, bounds, format, group), cpus, 1))
+        packing.append(on_node(functools.partial(_slice, first, second, bounds, format, group), cpus))
     return NodeExperts(tuple(packed.result() for packed in packing), chosen)
 
 

@@ -17,6 +17,7 @@ from ..codegen.rounding import widened
 from ..machine.features import CodePath, has, has_matrices
 from ..machine.parameters import parameters
 from ..threads.task_counts import next_task, task_done, tasks_done
+from ..threads.waiting import pause
 from .activations import add_bias, fill, fill_clamped, fill_swiglu
 from .matrices import COLUMNS, columns_together
 from .products import multiplier
@@ -24,7 +25,6 @@ from .weights import ROWS, Format, Matrices, PackedExperts
 
 _SETTINGS = parameters().experts
 _KEPT = _SETTINGS.kept
-PHASES = 5
 
 
 def _packed_bf16(experts: PackedExperts, path: CodePath) -> bool:
@@ -87,8 +87,10 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
     index = next_task(counter, phase)
     if index < tasks:
         return index
+    looks = 0
     while tasks_done(counter, phase) < tasks:
-        pass
+        pause(looks)
+        looks += 1
     return -1
 
 

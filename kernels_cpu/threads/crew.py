@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from ..codegen.compiled import compiled, emitted
-from ..codegen.vector_ir import I32, LINE
+from ..codegen.compiled import compiled
+from ..codegen.vector_ir import LINE
 from .task_counts import fetch_add, peek
 from .team import start
+from .waiting import pause
 
 _WORDS = LINE // 8
 _CALL = 0
@@ -38,43 +36,6 @@ _LOOKS = 30_000
 the code of Python and torch is in no cache."""
 
 
-@emitted
-def _rest(typing: Any) -> Any:
-    """Let the core's other work go first for some cycles, where it has an instruction for that."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if platform.machine().lower() in ("x86_64", "amd64"):
-            pause = ir.FunctionType(ir.VoidType(), [])
-            known = builder.module.globals.get("llvm.x86.sse2.pause")
-            builder.call(known or ir.Function(builder.module, pause, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
-
-
-@emitted
-def _give_way(typing: Any) -> Any:
-    """Let another thread have the core, if one waits for it: the one that is waited for may."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if sys.platform == "linux":
-            give = ir.FunctionType(I32, [])
-            known = builder.module.globals.get("sched_yield")
-            builder.call(known or ir.Function(builder.module, give, "sched_yield"), [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
-
-
-@compiled()
-def _pause(looks: int) -> None:
-    """Pass the time between two looks; give way now and then, about every 3 us."""
-    if looks % 64 == 63:
-        _give_way()
-    else:
-        _rest()
-
-
 @compiled()
 def open_call(board: int) -> None:
     """Let helpers join the call that the board describes."""
@@ -88,7 +49,7 @@ def close_call(board: int) -> None:
     fetch_add(board + _CALL, 1)
     looks = 0
     while peek(board + _INSIDE) > 0:
-        _pause(looks)
+        pause(looks)
         looks += 1
 
 
@@ -109,7 +70,7 @@ def join_call(board: int, last: int) -> Any:
             if before < peek(board + _ALLOWED) and peek(board + _CALL) == call:  # now the caller waits for this helper
                 return call
             fetch_add(board + _INSIDE, -1)
-        _pause(looks)
+        pause(looks)
         looks += 1
     fetch_add(board + _WAITING, -1)
     return -1

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled, emitted
 from ..codegen.vector_ir import I64, LINE
-from .team import helped
 
-_LOOKS = 100_000
-"""Number of times that `_soon_done` polls, about a millisecond."""
-
-
-def counters(queues: int = 1) -> NDArray[np.int64]:
-    """Counters of taken and of done tasks of each queue, each on its own cache line.
-
-    Threads hold only the address, so the caller must keep the array until the last thread has ended.
-    """
-    return np.zeros((2 * queues, LINE // 8), np.int64)
+QUEUES = 5
+"""Most queues of a call. Each counts the tasks that are taken and those that are done, on cache lines of their own."""
 
 
 @emitted
@@ -32,6 +20,17 @@ def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], I64.as_pointer())
         return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@emitted
+def exchange(typing: Any, address: Any, value: Any) -> Any:
+    """Store an int64 atomically and return the value before."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], I64.as_pointer())
+        return builder.atomic_rmw("xchg", place, arguments[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), emit
 
@@ -61,20 +60,4 @@ def task_done(counter: int, queue: int = 0) -> None:
 @compiled()
 def tasks_done(counter: int, queue: int = 0) -> Any:
     """Number of tasks of a queue that are done."""
-    return fetch_add(counter + 2 * LINE * queue + LINE, 0)
-
-
-@compiled()
-def _soon_done(counter: int, tasks: int) -> bool:
-    """True if all tasks of the first queue are done within about a millisecond; waiting for threads takes longer."""
-    looks = 0
-    while looks < _LOOKS and tasks_done(counter) < tasks:
-        looks += 1
-    return looks < _LOOKS
-
-
-def pull(serve: Callable[[int], object], tasks: int, threads: int) -> None:
-    """Run `serve` in `threads` threads, which take `tasks` tasks from one queue; return when all tasks are done."""
-    counter = counters()
-    address = counter.ctypes.data
-    helped(lambda: (serve(address), counter), threads, lambda: _soon_done(address, tasks))
+    return peek(counter + 2 * LINE * queue + LINE)

@@ -1,4 +1,4 @@
-"""Teams of threads that run one compiled function with the GIL released.
+"""Pools of threads that run functions of Python, which release the GIL where they are compiled.
 
 They are Python threads instead of Numba's pools: calls from several threads at once do not abort, as they do with
 workqueue, and do not wait for one another's pool, and no thread spins after the work.
@@ -39,47 +39,41 @@ _making = threading.Lock()
 
 
 @functools.cache
-def _pool(process: int, cpus: frozenset[int], size: int) -> ThreadPoolExecutor:
+def _pool(process: int, cpus: frozenset[int]) -> ThreadPoolExecutor:
     """A pool of a process, with threads pinned to these CPUs; a forked process needs pools of its own."""
-    return ThreadPoolExecutor(size, "kernels-cpu", lambda: _pin(cpus))
+    return ThreadPoolExecutor(2 * (os.cpu_count() or 1), "kernels-cpu", lambda: pin(cpus))
 
 
-def _workers() -> ThreadPoolExecutor:
-    """The pool that helps the calling thread: on the CPUs that the process may use and the thread may not, or on all.
+def workers(cpus: frozenset[int]) -> ThreadPoolExecutor:
+    """The pool on these CPUs."""
+    with _making:
+        return _pool(os.getpid(), cpus)
 
-    A thread pinned to one CPU thus gets its helpers on others, whichever thread made the pool.
+
+def helping_cpus() -> frozenset[int]:
+    """The CPUs of threads that help the calling one: those that the process may use and the thread may not, or all.
+
+    A thread pinned to one CPU thus gets its helpers on others.
     """
     own = usable_cpus()
     everywhere = frozenset(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else own
-    with _making:
-        return _pool(os.getpid(), everywhere - own or everywhere, max(1, 2 * len(everywhere)))
+    return everywhere - own or everywhere
 
 
-def _workers_of(cpus: frozenset[int]) -> ThreadPoolExecutor:
-    """The pool on these CPUs."""
-    with _making:
-        return _pool(os.getpid(), cpus, len(cpus))
-
-
-def _pin(cpus: frozenset[int]) -> None:
+def pin(cpus: frozenset[int]) -> None:
     """Set this thread's CPU affinity, where the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
 
-def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> Future[Any]:
-    """Run `work` in `threads` threads with affinity to these CPUs; return the future of the first.
-
-    The others need not be awaited, since `work` returns in no thread before all of it is done.
-    """
-    pool = _workers_of(cpus)
-    running = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
-    return running[0]
+def on_node(work: Callable[[], object], cpus: frozenset[int]) -> Future[Any]:
+    """Run `work` in another thread, with affinity to these CPUs, and return its future."""
+    return workers(cpus).submit(work)
 
 
 def start(work: Callable[[], object]) -> None:
     """Run `work` in another thread, and go on."""
-    _workers().submit(work)
+    workers(helping_cpus()).submit(work)
 
 
 def side_by_side(work: Callable[[], object], threads: int) -> None:
@@ -87,7 +81,7 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
     if threads == 1:
         work()
         return
-    pool = _workers()
+    pool = workers(helping_cpus())
     others = [pool.submit(work) for _ in range(threads - 1)]
     try:
         work()
@@ -95,18 +89,3 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
         wait(others)
     for other in others:
         other.result()
-
-
-def helped(work: Callable[[], object], threads: int, done: Callable[[], bool] = lambda: True) -> None:
-    """Run `work`, which takes tasks until none is left, in this thread and in `threads` - 1 others.
-
-    When this thread finds no task left, the others that have not started are cancelled. Those that have are awaited
-    unless `done` returns True, that is, all tasks are done: waking a thread takes a tenth of a millisecond.
-    """
-    others = [_workers().submit(work) for _ in range(threads - 1)]
-    try:
-        work()
-    finally:
-        begun = [other for other in others if not other.cancel()]
-        if begun and not done():
-            wait(begun)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from kernels_cpu import (
 )
 from kernels_cpu.attention import tasks as decode_tasks
 from kernels_cpu.attention.matrix_tasks import fits_matrices
-from kernels_cpu.codegen.vector_ir import Storage
+from kernels_cpu.codegen.vector_ir import LINE, Storage
 from kernels_cpu.machine.parameters import parameters
-from kernels_cpu.threads import task_counts, team
+from kernels_cpu.threads import team
 from tests.examples import examples
 
 GARBAGE = np.int32(2**31 - 1)
@@ -599,28 +598,6 @@ on_every_loop = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-@on_every_loop
-@pytest.mark.parametrize("looks", [False, True])
-def test_a_call_ends_when_another_thread_has_done_its_tasks(path, group, looks, monkeypatch):
-    case = problem([2000, 3, 1500] * 3, group=group, dim=128, dtype="bf16")
-    want, here, began = case.decode(path=path, threads=1), threading.current_thread(), threading.Event()
-
-    def all_by_another(work, _, done):
-        def own():
-            if threading.current_thread() is here:
-                began.wait()
-            else:
-                began.set()
-                work()
-
-        team.helped(own, 2, done if looks else lambda: False)
-
-    monkeypatch.setattr(task_counts, "helped", all_by_another)
-    out = np.full_like(want, np.nan)
-    case.decode(path=path, out=out)
-    np.testing.assert_array_equal(out.copy(), want)
-
-
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
 def test_threads_that_help_a_pinned_one_work_on_other_cores():
     """Whichever thread called first, and wherever it was pinned."""
@@ -640,20 +617,16 @@ def test_threads_that_help_a_pinned_one_work_on_other_cores():
     assert set(found) == everywhere
 
 
-def test_threads_that_have_not_begun_are_called_off():
-    begun, hold = [], threading.Event()
-    busy = [team._workers().submit(hold.wait) for _ in range(2 * team.usable_cores())]
-    team.helped(lambda: begun.append(threading.current_thread()), 3)
-    hold.set()
-    wait(busy)
-    team.side_by_side(lambda: None, 2)  # after it, whatever was left in the queue has begun
-    assert begun == [threading.current_thread()]
-
-
 @on_every_loop
 def test_a_thread_that_comes_when_all_is_done_does_nothing(path, group, monkeypatch):
+    counter = np.zeros(2 * LINE // 8, np.int64)
     late = []
-    monkeypatch.setattr(task_counts, "helped", lambda work, *_: late.append(work) or work())
+
+    def alone(serve, arguments, threads):
+        late.append(lambda: serve(counter.ctypes.data, *arguments))
+        late[0]()
+
+    monkeypatch.setattr(decode_tasks, "pull", alone)
     case = problem([40, 3, 130], group=group, dim=128, dtype="bf16")
     out = np.empty_like(case.q)
     case.decode(path=path, out=out)

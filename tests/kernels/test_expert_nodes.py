@@ -39,7 +39,7 @@ def test_slices_give_what_the_whole_gives(form, nodes):
 
 def test_a_node_s_threads_stay_on_its_cpus():
     for node in map(frozenset, NODES):
-        assert on_node(lambda: os.sched_getaffinity(0), node, 1).result() == node
+        assert on_node(lambda: os.sched_getaffinity(0), node).result() == node
     assert frozenset(os.sched_getaffinity(0)) == usable_cpus()
 
 
