@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..codegen.compiled import emitted
 from ..codegen.vector_ir import I64
 
-_RUN = ir.FunctionType(ir.VoidType(), [I64])
+_RUN = ir.FunctionType(I64, [I64])
 
 
 def _key(given: Sequence[Any]) -> int:
@@ -68,8 +68,9 @@ def runner_of(typing: Any, arguments: Any) -> Any:
         function = inner.inttoptr(inner.extract_value(place, 0), code.as_pointer())
         several = inner.extract_value(place, 2)
         each = [inner.extract_value(several, at) for at in range(len(given.types))]
-        context.call_conv.call_function(inner, function, types.none, taken, [inner.extract_value(place, 1), *each])
-        inner.ret_void()
+        given_to_it = [inner.extract_value(place, 1), *each]
+        status, _ = context.call_conv.call_function(inner, function, types.none, taken, given_to_it)
+        inner.ret(inner.zext(status.is_error, I64))
         return builder.ptrtoint(runner, I64)
 
     return types.int64(arguments), emit
@@ -77,13 +78,12 @@ def runner_of(typing: Any, arguments: Any) -> Any:
 
 @emitted
 def run(typing: Any, runner: Any, place: Any) -> Any:
-    """Make the call that was placed."""
+    """Make the call that was placed; 1 if it ended with an error, else 0."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.call(builder.inttoptr(values[0], _RUN.as_pointer()), [values[1]])
-        return context.get_dummy_value()
+        return builder.call(builder.inttoptr(values[0], _RUN.as_pointer()), [values[1]])
 
-    return types.void(types.int64, types.int64), emit
+    return types.int64(types.int64, types.int64), emit
 
 
 class Entries:

@@ -8,6 +8,7 @@ threads of a pool come instead, through Python.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import os
 from typing import Any
@@ -28,6 +29,7 @@ _INSIDE = LINE
 _RUNNER = 2 * LINE
 _PLACE = _RUNNER + 8
 _HELPERS = _RUNNER + 16
+_FAILED = _RUNNER + 24
 _COUNTER = 3 * LINE
 _BELLS = _COUNTER + 2 * LINE * QUEUES
 _NONE = frozenset[int]()
@@ -54,7 +56,8 @@ def _take_part(board: int, number: int, call: int) -> None:
     if peek(board + _CALL) == call and number < peek(board + _HELPERS):  # now the caller waits for this helper
         if SLEEPS:
             _wake(board, number)
-        run(peek(board + _RUNNER), peek(board + _PLACE))
+        if run(peek(board + _RUNNER), peek(board + _PLACE)):
+            exchange(board + _FAILED, 1)
     fetch_add(board + _INSIDE, -1)
 
 
@@ -84,9 +87,12 @@ def _come_once(board: int, number: int, call: int) -> None:
     _take_part(board, number, call)
 
 
+_UNKNOWN, _DONE, _ENDED_BY_ERROR = range(3)
+
+
 @compiled()
-def _compute(board: int, helpers: int, known: Any, *arguments: Any) -> bool:
-    """Compute a call with helpers; False if `known` does not tell where the function for these arguments begins.
+def _compute(board: int, helpers: int, known: Any, *arguments: Any) -> int:
+    """Compute a call with helpers, if `known` tells where the function for these arguments begins.
 
     Returns when no helper is inside: what the arguments hold may then change.
     """
@@ -96,7 +102,7 @@ def _compute(board: int, helpers: int, known: Any, *arguments: Any) -> bool:
         if known[entry, 0] == key:
             function = known[entry, 1]
     if function == 0:
-        return False
+        return _UNKNOWN
     counter = board + _COUNTER
     for queue in range(2 * QUEUES):
         exchange(counter + LINE * queue, 0)
@@ -105,16 +111,17 @@ def _compute(board: int, helpers: int, known: Any, *arguments: Any) -> bool:
     exchange(board + _RUNNER, runner)
     exchange(board + _PLACE, place)
     exchange(board + _HELPERS, helpers)
+    exchange(board + _FAILED, 0)
     fetch_add(board + _CALL, 1)
     if SLEEPS:
         _wake(board, -1)
-    run(runner, place)
+    failed = run(runner, place)
     fetch_add(board + _CALL, 1)
     looks = 0
     while peek(board + _INSIDE) > 0:
         pause(looks)
         looks += 1
-    return True
+    return _ENDED_BY_ERROR if failed or peek(board + _FAILED) else _DONE
 
 
 class _Team:
@@ -127,27 +134,37 @@ class _Team:
         room = np.zeros((_BELLS + (self._most + 1) * LINE) // 8, np.int64)
         self._board: NDArray[np.int64] = room[-room.ctypes.data % LINE // 8 :]
         self._address: int = self._board.ctypes.data
-        _compile()
 
     def compute(self, serve: Any, arguments: tuple[Any, ...], threads: int) -> None:
         """Compute a call by the calling thread and up to `threads` - 1 helpers."""
         helpers = min(threads - 1, self._most)
-        if SLEEPS:
-            self._start(helpers)
-        else:
-            self._ask(helpers)
+        if helpers:
+            _compile()
+            if SLEEPS:
+                self._start(helpers)
+            else:
+                self._ask(helpers)
         entries = entries_of(serve)
-        while not _compute(self._address, helpers, entries.known, *arguments):
+        outcome = _compute(self._address, helpers, entries.known, *arguments)
+        if outcome == _UNKNOWN:
             entries.learn(arguments)
+            outcome = _compute(self._address, helpers, entries.known, *arguments)
+        if outcome != _DONE:
+            raise MemoryError("a kernel ended with an error, most likely for want of memory: free some, or give less.")
 
     def _start(self, helpers: int) -> None:
-        """Start as many helpers as are missing; as threads of the module below `threading`, they are not waited for."""
-        while self._started < helpers:
-            _thread.start_new_thread(self._stay, (self._started,))
-            self._started += 1
+        """Start the helpers that are missing; as threads of the module below `threading`, they are not waited for.
+
+        A system that gives no more threads leaves the call to those that there are.
+        """
+        with contextlib.suppress(RuntimeError):
+            while self._started < helpers:
+                _thread.start_new_thread(self._stay, (self._started,))
+                self._started += 1
 
     def _stay(self, number: int) -> None:
-        pin(self._cpus)
+        with contextlib.suppress(OSError):  # the process may not use these CPUs any more
+            pin(self._cpus)
         _stand_by(self._address, number)
 
     def _ask(self, helpers: int) -> None:

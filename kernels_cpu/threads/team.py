@@ -51,13 +51,11 @@ def workers(cpus: frozenset[int]) -> ThreadPoolExecutor:
 
 
 def helping_cpus() -> frozenset[int]:
-    """The CPUs of threads that help the calling one: those that the process may use and the thread may not, or all.
-
-    A thread pinned to one CPU thus gets its helpers on others.
-    """
+    """The CPUs of threads that help the calling one: its own, or where it has but one, the others of the process."""
     own = usable_cpus()
-    everywhere = frozenset(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else own
-    return everywhere - own or everywhere
+    if len(own) > 1 or not hasattr(os, "sched_getaffinity"):
+        return own
+    return frozenset(os.sched_getaffinity(os.getpid())) - own or own
 
 
 def pin(cpus: frozenset[int]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kernels_cpu.codegen.compiled import compiled
 from kernels_cpu.threads import pull as pulls
+from kernels_cpu.threads import team as team_module
 from kernels_cpu.threads.entries import entries_of
 from kernels_cpu.threads.pull import pull
 from kernels_cpu.threads.task_counts import fetch_add, next_task, peek
@@ -90,7 +91,8 @@ def test_many_calls_from_several_threads_at_once(helpers):
     assert wrong == []
 
 
-def test_a_call_ends_when_the_other_thread_has_done_its_task(helpers):
+@natively
+def test_a_call_ends_when_the_other_thread_has_done_its_task():
     for _ in range(20):
         out = np.zeros(1)
         pull(left_to_the_second, (out,), 2)
@@ -155,14 +157,54 @@ def test_helpers_come_while_another_thread_keeps_python_to_itself():
 
 
 def test_a_helper_that_comes_late_does_nothing():
-    out = np.zeros(3)
+    seen = np.zeros(1, np.int64)
     team = pulls._Team(frozenset({0, 1}))
-    team.compute(doubled, (np.ones(3), out), 1)
-    call = int(team._board[0])
-    out[:] = np.nan
-    pulls._take_part(team._address, 0, call - 1)
-    pulls._take_part(team._address, 0, call)
-    assert np.isnan(out).all()
+    team.compute(met, (2, seen), 2)
+    ended = int(team._board[0]) - 1
+    pulls._take_part(team._address, 0, ended)
+    assert seen[0] == 2
+
+
+def test_a_helper_that_a_call_has_not_asked_for_does_nothing():
+    seen = np.zeros(1, np.int64)
+    team = pulls._Team(frozenset({0, 1}))
+    team.compute(met, (2, seen), 2)
+    call = int(team._board[0]) + 1
+    team._board[0] = call  # as if the next call, of two threads too, had begun
+    pulls._take_part(team._address, 1, call)
+    assert seen[0] == 2
+
+
+@compiled()
+def failing(counter, size, first_too):
+    """Want more memory than there is, in every thread or in all but the first."""
+    if next_task(counter) > 0 or first_too:
+        np.empty(size)
+
+
+@pytest.mark.parametrize(("threads", "alone"), [(1, True), (2, False)], ids=["of the caller", "of a helper"])
+def test_an_error_of_any_thread_is_raised(threads, alone):
+    deadline = time.monotonic() + 60
+    with pytest.raises(MemoryError, match="for want of memory"):  # noqa: PT012, until a helper comes in time
+        while time.monotonic() < deadline:
+            pull(failing, (1 << 60, alone), threads)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({1, 2}, {1, 2}), ({1}, {0, 2, 3}), ({0, 1, 2, 3}, {0, 1, 2, 3})], ids=str
+)
+def test_helpers_have_the_callers_cpus_or_the_others_of_a_caller_that_has_one(own, expected, monkeypatch):
+    monkeypatch.setattr(team_module, "usable_cpus", lambda: frozenset(own))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    assert team_module.helping_cpus() == expected
+
+
+@natively
+def test_helpers_stay_where_the_system_refuses_their_cpus():
+    seen = np.zeros(1, np.int64)
+    team = pulls._Team(frozenset({1 << 14}))
+    team.compute(met, (2, seen), 2)
+    assert seen[0] == 2
 
 
 FORKED = """
