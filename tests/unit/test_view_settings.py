@@ -74,7 +74,7 @@ def test_limits_are_taken_off_and_put_on_again():
 
 def test_a_calibration_stays_where_limits_are_taken_off(monkeypatch):
     local = replace(small_machine(), host=platform.node())
-    monkeypatch.setattr(Machine, "local", classmethod(lambda _: local))
+    monkeypatch.setattr(Machine, "local", classmethod(lambda _, device: local))
     calibrated = replace(local, profiles=(Profile("a shape", ()),), measured="today")
     slow = calibrated.limit(link=full_link(local) / 2)
     assert whole_machine(calibrated) == whole_machine(slow) == calibrated

@@ -92,10 +92,35 @@ def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
     _check_free(prepared, on_card)
 
 
+def card_takes(prepared: Prepared) -> bool:
+    """True if the engine computes a pipeline's gpu lane on a card."""
+    try:
+        _check_card(prepared)
+    except EngineError:
+        return False
+    return True
+
+
+def card_attends(model: ModelConfig) -> bool:
+    """True if attention on a card takes a model's heads."""
+    try:
+        _check_attention_on_card(model)
+    except EngineError:
+        return False
+    return True
+
+
 def _check_card(prepared: Prepared) -> None:
     """Refuse what the engine does not compute on a card."""
-    scenario = prepared.scenario
-    model = scenario.model
+    _check_attention_on_card(prepared.scenario.model)
+    form = prepared.scenario.precision.experts
+    if form in PACKED:
+        for layer, _ in prepared.lowering.stack.alike:
+            _check_experts_on_card(prepared.lowering.stack, layer, form)
+
+
+def _check_attention_on_card(model: ModelConfig) -> None:
+    """Refuse heads and latents that attention on a card does not take."""
     for dims in (model.head_dim, model.v_head_dim or model.head_dim):
         if not SMALLEST_HEAD <= dims <= LARGEST_HEAD:
             raise EngineError(
@@ -107,10 +132,6 @@ def _check_card(prepared: Prepared) -> None:
             f"model {model.name!r} has latents of {model.latent_size} dims, and attention on a card takes "
             f"{LARGEST_LATENT} at most; give device='cpu'."
         )
-    form = scenario.precision.experts
-    if form in PACKED:
-        for layer, _ in prepared.lowering.stack.alike:
-            _check_experts_on_card(prepared.lowering.stack, layer, form)
 
 
 def _check_experts_on_card(stack: StackGraph, layer: int, form: str) -> None:

@@ -359,7 +359,18 @@ class Machine:
         """
         if device not in (None, "cpu", "cuda"):
             raise ScenarioError(f"Machine.local has no device {device!r}; give device='cpu' or 'cuda'.")
-        device = device or usual_device()
+        chosen = device or usual_device()
+        try:
+            return cls._kept(chosen, refresh=refresh)
+        except ScenarioError as error:
+            if device is not None or chosen == "cpu":
+                raise
+            print(f"{error} The CPU computes all meanwhile.", file=sys.stderr)
+            return cls._kept("cpu", refresh=refresh)
+
+    @classmethod
+    def _kept(cls, device: str, *, refresh: bool) -> Machine:
+        """This computer as it was measured last, or is now."""
         path = _record_path(device)
         what = "the rates of this computer"
         return kept(path, partial(cls._measured, device), load=cls.load, save=cls.save, what=what, refresh=refresh)

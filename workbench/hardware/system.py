@@ -45,9 +45,12 @@ class System:
 
     @property
     def has_card(self) -> bool:
-        """True if there is an NVIDIA card that CUDA may show to this process."""
+        """True if this process may open an NVIDIA card, and CUDA is not told to hide all of them.
+
+        A container may see the driver of cards that it may not open.
+        """
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-        return shown not in ("", "-1") and (bool(self.cards) or (self.root / "dev/nvidia0").exists())
+        return re.match(r"\d|GPU-|MIG-", shown) is not None and any((self.root / "dev").glob("nvidia[0-9]*"))
 
     @property
     def last_cache(self) -> str:

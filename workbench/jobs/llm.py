@@ -13,6 +13,7 @@ from workbench.core.errors import CapacityError, CheckpointError, EngineError, W
 from workbench.core.result import TokenLogprobs
 from workbench.core.units import CPU_ONLY, STORED_INT4
 from workbench.engine import Session, run
+from workbench.engine.runnable import card_attends
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
 from workbench.models.generation import sampling_defaults
@@ -366,7 +367,8 @@ class LLM:
 
     def _fitting(self, workload: Workload, scheduler: Scheduler, sizes: Sequence[str | float]) -> Scenario:
         """The first scenario that fits this computer, of the places of the model and these sizes of the cache."""
-        machine = Machine.local(device=self._device)
+        usual = None if card_attends(self.model) else "cpu"
+        machine = Machine.local(device=self._device or usual)
         refused = ""
         for place, size in product(self._places(machine), sizes):
             memory = replace(self._memory, kv_capacity=size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -73,26 +73,32 @@ def bench_hybrid(
         kept.add(step, row)
         right = right and row["right"]
         say(f"{step}: {row['told']} ({time.monotonic() - begin:.0f} s)")
-    for line in _errors(list(kept.rows.values())):
+    for line in _summary(kept.rows.values()):
         say(line)
     return right
 
 
-def _errors(rows: list[Row]) -> Iterator[str]:
-    """The errors of simulated passes in words, if any were made."""
-    measured = defaultdict[tuple[str, str, int, int], list[float]](list)
-    simulated = dict[tuple[str, str, int, int], float]()
+def errors(rows: Iterable[Row]) -> dict[tuple[str, str, int, int], float]:
+    """The relative error of simulated passes by model and memory, schedule, decodes and KV entries; over all rounds.
+
+    It is that of the median pass; each is compared with what its round's calibration predicted.
+    """
+    slower = defaultdict[tuple[str, str, int, int], list[float]](list)
     for of_round in rows:
         model_and_memory = of_round["step"].partition(", round")[0]
         for each in of_round.get("schedules", ()):
             kind = model_and_memory, each["schedule"], each["rows"], each["context"]
-            measured[kind] += each["measured"]
-            simulated[kind] = each["simulated"]
-    errors = [abs(seconds / float(np.median(measured[kind])) - 1) for kind, seconds in simulated.items()]
-    if errors:
+            slower[kind] += [seconds / each["simulated"] for seconds in each["measured"]]
+    return {kind: abs(1 / float(np.median(found)) - 1) for kind, found in slower.items()}
+
+
+def _summary(rows: Iterable[Row]) -> Iterator[str]:
+    """The errors of simulated passes in words, if any were made."""
+    found = list(errors(rows).values())
+    if found:
         yield (
-            f"simulated over measured seconds of {len(errors)} kinds of passes: off by {np.median(errors):.1%} "
-            f"(median), {max(errors):.1%} at most"
+            f"simulated over measured seconds of {len(found)} kinds of passes: off by {np.median(found):.1%} "
+            f"(median), {max(found):.1%} at most"
         )
 
 

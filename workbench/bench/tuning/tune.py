@@ -87,7 +87,7 @@ def _keep(settings: Parameters, path: Path, say: Callable[[str], None]) -> None:
     _beside(path).write_text(changes, encoding="utf-8")
     _beside(path).replace(path)
     say(f"settings that differ from the table of the family, written to {path}:\n\n{changes}")
-    say("measured rates of this computer may have changed; Machine.local(refresh=True) measures them anew")
+    say("rates of this computer may have changed; Machine.local(device='cpu', refresh=True) measures them anew")
 
 
 def _children() -> float:

@@ -34,7 +34,7 @@ from workbench.engine.lanes.lane import Action, Job
 from workbench.engine.lanes.process import occupy
 from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.ops import RowLayout
-from workbench.engine.runnable import check_runnable
+from workbench.engine.runnable import card_takes, check_runnable
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.machine import Link
 from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
@@ -156,7 +156,7 @@ def calibrate(
     weights, kv : str, optional
         Precision of weights and KV cache; the model's own if not given.
     device : "cpu" or "cuda", optional
-        See `Machine.local`.
+        See `Machine.local`; by default a model that a card does not compute is for the CPU.
     refresh : bool
         Measure again.
     watch : callable (float) -> None
@@ -171,6 +171,8 @@ def calibrate(
     """
     machine = Machine.local(device=device, refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
+    if device is None and machine.has_card and not card_takes(prepare(scenario, Sequential())):
+        return calibrate(model, weights=weights, kv=kv, device="cpu", refresh=refresh, watch=watch)
     shape = profile_shape(model, scenario.precision)
 
     made = list[Machine]()

@@ -107,7 +107,7 @@ class CudaDriver:
 
     def __init__(self, limit: float | None = None, *, cuda: Any = torch.cuda, name: str = "cuda") -> None:
         if not cuda.is_available():
-            raise EngineError("torch finds no GPU here; leave device out, or install torch for your card.")
+            raise EngineError("torch finds no GPU here; give device='cpu', or install torch for your card.")
         self.cuda = cuda
         self.device = torch.device(name, cuda.current_device())
         self._streams: dict[str, CudaStream] = {}

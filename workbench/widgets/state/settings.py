@@ -227,5 +227,6 @@ def whole_machine(machine: Machine) -> Machine:
 
 def _known(machine: Machine) -> Machine | None:
     """The machine of this name without limits, if there is one with the same GPU."""
-    known = Machine.local() if machine.is_local else machines.get(machine.name)
+    device = "cuda" if machine.has_card else "cpu"
+    known = Machine.local(device=device) if machine.is_local else machines.get(machine.name)
     return known if known is not None and known.gpu.name == machine.gpu.name else None
