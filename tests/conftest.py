@@ -14,6 +14,9 @@ from tests.examples import DEEP, examples
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / "compiled-for-tests"
 os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
 
+# Tests compute on the CPU and on simulated cards; benchmarks prove a real one.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 # A deadline asserts a time, and on a shared computer an example may take any.
 settings.register_profile("workbench", examples(100), deadline=None, derandomize=not DEEP)
 settings.load_profile("workbench")

@@ -159,7 +159,7 @@ def test_texts_from_a_card_are_the_cpus(
 ) -> None:
     """Where the model does not fit the card, its experts are on the CPU; a session serves there too."""
     folder = wb.data_path("models/tiny-moe")
-    want = wb.LLM(folder).generate(PROMPTS, max_tokens=7)
+    want = wb.LLM(folder, device="cpu").generate(PROMPTS, max_tokens=7)
     here = measured.limit(gpu_memory=memory)
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, device="cpu", refresh=False: here))
     drivers = list[RehearsedDriver]()
