@@ -1,8 +1,11 @@
 """The benchmark of runs on a card, from its first step to its record, on a simulated card."""
 
 import json
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,7 +18,7 @@ from workbench.engine.devices import opening
 from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.hardware import Machine
 from workbench.hardware.profile import Cores
-from workbench.models import checkpoint
+from workbench.models import ModelConfig, checkpoint
 from workbench.schedules import Sequential
 
 WAY = tokens.Way("all on the GPU", tokens.PIPELINES["all on the GPU"], Sequential(), tokens.SCHEDULERS[0])
@@ -31,7 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bench, "calibrate", lambda model, device, refresh: here)
     monkeypatch.setattr(bench, "make_checkpoint", lambda name: model.path)
     monkeypatch.setattr(bench, "models", lambda folder: iter((model,)))
-    monkeypatch.setattr(bench, "ways", lambda: [WAY])
+    monkeypatch.setattr(tokens, "ways", lambda: [WAY])
+    monkeypatch.setattr(bench, "_apart", tokens.tokens_row)
     monkeypatch.setattr(bench, "SETTINGS", ((4, 32), (3, 40)))
     monkeypatch.setattr(bench, "ROUNDS", 2)
     monkeypatch.setattr(passes, "SCHEDULES", (overlap.VSL, overlap.PREFETCH))
@@ -74,8 +78,27 @@ def test_what_there_is_no_time_for_is_told(folder: Path) -> None:
 
 
 def test_wrong_tokens_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "differing", lambda model, way: 3)
+    monkeypatch.setattr(tokens, "differing", lambda model, way: 3)
     monkeypatch.setattr(bench, "ROUNDS", 0)
     right, said = measured(folder)
     assert not right
     assert said[0] == f"{WAY}: 3 requests got other tokens"
+
+
+def test_tokens_are_compared_in_a_process_whose_end_is_told(tmp_path: Path) -> None:
+    model = checkpoint(write_checkpoint(replace(TINY, name="apart", head_dim=16), tmp_path / "apart"))
+    row = bench._apart(model)  # a process of its own sees no card here, which every way tells
+    assert not row["right"]
+    assert len(row["failed"]) + row["refused"] == len(list(tokens.ways()))
+    assert all("torch finds no GPU here" in line for line in row["failed"])
+    died = bench._made(partial(bench._apart, cast("ModelConfig", Deadly())))
+    assert died is not None
+    assert not died["right"]
+    assert died["told"].startswith("BrokenProcessPool")
+
+
+class Deadly:
+    """Ends the process that receives it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (3,)

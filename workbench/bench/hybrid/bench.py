@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from functools import cache, partial
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,23 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.bench.hybrid.passes import Passes, told
-from workbench.bench.hybrid.tokens import differing, models, ways
+from workbench.bench.hybrid.tokens import models, tokens_row
 from workbench.core.errors import WorkbenchError
 from workbench.core.units import format_bytes
 from workbench.engine import calibrate, make_checkpoint
-from workbench.hardware import Machine
+from workbench.hardware import Machine, usable_cores
 from workbench.models import ModelConfig, checkpoint
 
 Row = dict[str, Any]
+_Step = tuple[str, Callable[[], Row | None]]
+"""Name of a step, and the function that makes its row; there is none if the time is over."""
 
 SETTINGS = ((128, 256), (512, 128), (32, 512), (128, 1024))
 """Decodes of a pass, and KV entries that each reads."""
 ROUNDS = 3
 """Rounds of passes; each is kept as soon as it is done."""
+_CORES = 3
+"""Cores that a process takes that compares tokens."""
 
 
 def bench_hybrid(
@@ -38,7 +45,9 @@ def bench_hybrid(
 ) -> bool:
     """Prove and measure the gpu lane on the card at hand; True if every answer is right.
 
-    Steps in a record in `out` that the same card and versions made are not made again, unless they went wrong.
+    Tokens are compared in a process for each model, several side by side where there are cores for it: an error that
+    ends one leaves the others as they are. Then passes are measured in this process, alone. Steps in a record in `out`
+    that the same card and versions made are not made again, unless they went wrong.
 
     Parameters
     ----------
@@ -58,21 +67,22 @@ def bench_hybrid(
     WorkbenchError
         If there is no GPU.
     """
-    until = time.monotonic() + 60 * minutes
+    begin = time.monotonic()
     kept = _Record(out / "hybrid.json", Machine.local(device="cuda"))
     right = True
-    for step, make in _steps(name, gpu_memory, out, say):
-        if kept.right(step):
-            continue
-        if time.monotonic() > until:
+    until = begin + 60 * minutes
+    steps = chain(_tokens(out / "models", kept, until), _in_turn(_steps(name, gpu_memory, out, say), kept, until))
+    for step, make in steps:
+        row = _made(make)
+        if row is None:
             say(f"{step}: not reached")
             right = False
             continue
-        begin = time.monotonic()
-        row = _made(make)
         kept.add(step, row)
         right = right and row["right"]
-        say(f"{step}: {row['told']} ({time.monotonic() - begin:.0f} s)")
+        for line in row.get("failed", ()):
+            say(line)
+        say(f"{step}: {row['told']} (after {time.monotonic() - begin:.0f} s)")
     for line in _summary(kept.rows.values()):
         say(line)
     return right
@@ -102,7 +112,7 @@ def _summary(rows: Iterable[Row]) -> Iterator[str]:
         )
 
 
-def _made(make: Callable[[], Row]) -> Row:
+def _made(make: Callable[[], Row | None]) -> Row | None:
     """The row of a step, which tells of its error if there was one: the other steps go on."""
     try:
         return make()
@@ -110,40 +120,37 @@ def _made(make: Callable[[], Row]) -> Row:
         return {"told": f"{type(error).__name__}: {error}"[:300], "right": False}
 
 
-def _steps(
-    name: str, gpu_memory: str, out: Path, say: Callable[[str], None]
-) -> Iterator[tuple[str, Callable[[], Row]]]:
-    first, *others = models(out / "models")
-    yield f"tokens of {first.name}", partial(_tokens, first, say)
+def _in_turn(steps: Iterable[_Step], kept: _Record, until: float) -> Iterator[_Step]:
+    """The steps that have not been right yet; none is made later than `until`."""
+    for step, make in steps:
+        if not kept.right(step):
+            yield step, make if time.monotonic() < until else lambda: None
+
+
+def _tokens(folder: Path, kept: _Record, until: float) -> Iterator[_Step]:
+    """The tokens of every model that have not been right yet, each as it is there; none is begun later than `until`."""
+    wanted = [model for model in models(folder) if not kept.right(f"tokens of {model.name}")]
+
+    def in_time(model: ModelConfig) -> Row | None:
+        return _apart(model) if time.monotonic() < until else None
+
+    with ThreadPoolExecutor(max(1, usable_cores() // _CORES)) as threads:
+        begun = {threads.submit(in_time, model): model.name for model in wanted}
+        for found in as_completed(begun):
+            yield f"tokens of {begun[found]}", found.result
+
+
+def _apart(model: ModelConfig) -> Row:
+    """The row of a model's tokens, from a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(tokens_row, model).result()
+
+
+def _steps(name: str, gpu_memory: str, out: Path, say: Callable[[str], None]) -> Iterator[_Step]:
     yield f"calibration for {name}", partial(_calibration, name, out)
     passes = cache(partial(_passes, name, out, gpu_memory))
     for number in range(ROUNDS):
         yield f"passes of {name} in {gpu_memory}, round {number + 1}", partial(_round, passes, number, say)
-    for model in others:
-        yield f"tokens of {model.name}", partial(_tokens, model, say)
-
-
-def _tokens(model: ModelConfig, say: Callable[[str], None]) -> Row:
-    """Serve the requests in every way on the card and on the host."""
-    right = wrong = refused = 0
-    failed = list[str]()
-    for way in ways():
-        try:
-            count = differing(model, way)
-        except (WorkbenchError, RuntimeError, ValueError) as error:  # the other ways go on
-            failed.append(f"{way}: {type(error).__name__}: {error}"[:300])
-            say(failed[-1])
-            continue
-        if count is None:
-            refused += 1
-        elif count:
-            wrong += 1
-            failed.append(f"{way}: {count} requests got other tokens")
-            say(failed[-1])
-        else:
-            right += 1
-    told = f"{right} of {right + len(failed)} ways gave the host's tokens, {refused} were refused"
-    return {"told": told, "right": not failed, "ways": right, "wrong": wrong, "refused": refused, "failed": failed}
 
 
 def _calibration(name: str, out: Path) -> Row:

@@ -101,6 +101,27 @@ def ways() -> Iterator[Way]:
                 yield Way(name, pipeline, schedule, scheduler)
 
 
+def tokens_row(model: ModelConfig) -> dict[str, Any]:
+    """The row of a record: serve the requests in every way on the card and on the host."""
+    right = wrong = refused = 0
+    failed = list[str]()
+    for way in ways():
+        try:
+            count = differing(model, way)
+        except (WorkbenchError, RuntimeError, ValueError) as error:  # the other ways go on
+            failed.append(f"{way}: {type(error).__name__}: {error}"[:300])
+            continue
+        if count is None:
+            refused += 1
+        elif count:
+            wrong += 1
+            failed.append(f"{way}: {count} requests got other tokens")
+        else:
+            right += 1
+    told = f"{right} of {right + len(failed)} ways gave the host's tokens, {refused} were refused"
+    return {"told": told, "right": not failed, "ways": right, "wrong": wrong, "refused": refused, "failed": failed}
+
+
 def differing(model: ModelConfig, way: Way) -> int | None:
     """Number of requests that get other tokens with the card than without; None if the way is refused."""
     scenario = _scenario(model, way.pipeline, way.scheduler, _requests(model))
