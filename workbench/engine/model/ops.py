@@ -566,7 +566,7 @@ class Ops:
         return self._added(read["x"], reduce(added, others, first))
 
 
-def added(x: torch.Tensor, other: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+def added(x: torch.Tensor, other: torch.Tensor | float, factor: float = 1.0) -> torch.Tensor:
     """x + factor * other."""
     return torch.add(x, other, alpha=factor)
 

@@ -187,7 +187,7 @@ class RoutedExperts:
         """
         choice = _Choice(stage, layer, when)
         experts = self._model.num_local_experts
-        every = [torch.add(gates[:, : gates.shape[1] // 2], decodes, alpha=experts) for _, gates, decodes in groups]
+        every = [added(gates[:, : gates.shape[1] // 2], decodes, experts) for _, gates, decodes in groups]
         apart = every[0] if len(every) == 1 else torch.cat([ids.flatten() for ids in every])
         if apart.device.type == "cpu":
             self._add(choice, np.bincount(apart.numpy().astype(np.int64).ravel(), minlength=2 * experts))
