@@ -134,16 +134,15 @@ class _Team:
         room = np.zeros((_BELLS + (self._most + 1) * LINE) // 8, np.int64)
         self._board: NDArray[np.int64] = room[-room.ctypes.data % LINE // 8 :]
         self._address: int = self._board.ctypes.data
+        _compile()
 
     def compute(self, serve: Any, arguments: tuple[Any, ...], threads: int) -> None:
         """Compute a call by the calling thread and up to `threads` - 1 helpers."""
         helpers = min(threads - 1, self._most)
-        if helpers:
-            _compile()
-            if SLEEPS:
-                self._start(helpers)
-            else:
-                self._ask(helpers)
+        if SLEEPS:
+            self._start(helpers)
+        else:
+            self._ask(helpers)
         entries = entries_of(serve)
         outcome = _compute(self._address, helpers, entries.known, *arguments)
         if outcome == _UNKNOWN:
