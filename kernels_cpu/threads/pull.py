@@ -204,7 +204,7 @@ def pull(serve: Any, arguments: tuple[Any, ...], threads: int, cpus: frozenset[i
     arguments : tuple
     threads : int
     cpus : frozenset of int, optional
-        CPUs of the others, by default those that the process may use and this thread may not, or all.
+        CPUs of the others, by default those of `helping_cpus`.
     """
     if threads == 1:
         where = _NONE
