@@ -62,6 +62,7 @@ class Chart {
     this.canvas.setAttribute("role", "img");
     this.tip = element("div", "wb-gantt-tip", el);
     this.hint = element("div", "wb-gantt-hint", el);
+    this.wide = 0; // pixels, once they are told
     this.hint.textContent = "Ctrl + wheel, + and −: zoom · drag, arrow keys: pan · double click, 0: everything";
     this.load();
   }
@@ -72,7 +73,8 @@ class Chart {
     this.end = Math.max(1e-9, ...this.rows.map((span) => span[2]));
     [this.from, this.to] = [0, this.end];
     const lanes = this.tracks.reduce((sum, track) => sum + track.lanes.length, 0);
-    this.canvas.style.height = `${this.tracks.length * TITLE + lanes * ROW + AXIS}px`;
+    this.tall = this.tracks.length * TITLE + lanes * ROW + AXIS;
+    this.canvas.style.height = `${this.tall}px`;
     const about = this.tracks.map((track) => `${track.title}, ${track.spans.length} tasks`).join("; ");
     this.canvas.setAttribute("aria-label", `Lane charts: ${about}`);
     this.drawLegend();
@@ -97,7 +99,7 @@ class Chart {
   }
 
   get width() {
-    return Math.max(1, this.canvas.clientWidth - LEFT - RIGHT);
+    return Math.max(1, this.wide - LEFT - RIGHT);
   }
 
   x(seconds) {
@@ -108,24 +110,35 @@ class Chart {
     return this.from + ((x - LEFT) / this.width) * (this.to - this.from);
   }
 
-  draw() {
+  // Width and style are read once the page is laid out, and kept: to ask for them while it changes lays it out once more.
+  measure() {
     const { canvas } = this;
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const pen = canvas.getContext("2d");
+    if (canvas.clientWidth === this.wide) return;
     const style = getComputedStyle(canvas);
-    pen.scale(ratio, ratio);
-    pen.font = `12px ${style.fontFamily}`;
+    this.wide = canvas.clientWidth;
+    this.ink = style.color;
+    this.font = `12px ${style.fontFamily}`;
+    this.draw();
+  }
+
+  draw() {
+    const { canvas, wide: width } = this;
+    if (!width) return;
+    const ratio = window.devicePixelRatio || 1;
+    const [across, down] = [Math.round(width * ratio), Math.round(this.tall * ratio)];
+    const pen = canvas.getContext("2d");
+    if (canvas.width !== across || canvas.height !== down) [canvas.width, canvas.height] = [across, down]; // and empty
+    else pen.clearRect(0, 0, width, this.tall);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.font = this.font;
     pen.textBaseline = "middle";
     this.cut = new Set(); // tracks whose title has no room
     let top = 0;
     this.tracks.forEach((track) => {
-      this.drawTrack(pen, track, top, width, style.color);
+      this.drawTrack(pen, track, top, width, this.ink);
       top += TITLE + track.lanes.length * ROW;
     });
-    if (this.tracks.length) this.drawAxis(pen, top, style.color);
+    if (this.tracks.length) this.drawAxis(pen, top, this.ink);
   }
 
   drawTrack(pen, track, top, width, ink) {
@@ -256,7 +269,7 @@ class Chart {
     this.tip.hidden = !words;
     if (!words) return;
     this.tip.textContent = words;
-    const room = this.canvas.clientWidth - this.tip.offsetWidth - 8;
+    const room = this.wide - this.tip.offsetWidth - 8;
     this.tip.style.left = `${Math.max(0, Math.min(event.offsetX + 12, room))}px`;
     this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
   }
@@ -326,10 +339,11 @@ function render({ model, el }) {
   listen(chart);
   const load = () => chart.load();
   model.on("change:tracks", load);
-  const resized = new ResizeObserver(() => chart.draw());
+  const resized = new ResizeObserver(() => chart.measure());
   resized.observe(chart.canvas);
   // A theme is loaded while the page is hidden: whoever observes anew is told the size once it is shown.
   const theme = new MutationObserver(() => {
+    chart.wide = 0;
     resized.disconnect();
     resized.observe(chart.canvas);
   });

@@ -1,5 +1,5 @@
-import { applyNodeChanges, ReactFlow, ReactFlowProvider, useReactFlow, ViewportPortal } from "@xyflow/react";
-import type { Node, NodeChange, Viewport } from "@xyflow/react";
+import { applyNodeChanges, Position, ReactFlow, ReactFlowProvider, useReactFlow, ViewportPortal } from "@xyflow/react";
+import type { Node, NodeChange, NodeHandle, Viewport } from "@xyflow/react";
 import { useEffect, useId, useImperativeHandle, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { KeyboardEvent, ReactNode, Ref, RefObject } from "react";
 
@@ -8,7 +8,7 @@ import { useWidth } from "../hooks";
 import { Callout, type CalloutNode } from "./Callout";
 import { Card, type CardNode } from "./Card";
 import { type Drop, dropAt } from "./drop";
-import { ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode, type Sizes } from "./Ground";
+import { FORK, ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode, type Sizes } from "./Ground";
 import { type Box, CARD, type Layout } from "./layout";
 import { More } from "./More";
 import { TransferEdge, type WireEdge } from "./TransferEdge";
@@ -17,6 +17,7 @@ type AnyNode = CardNode | GroundNode | PortNode | ForkNode | CalloutNode;
 
 const NODES = { card: Card, ground: Ground, port: PortDot, fork: ForkHead, callout: Callout };
 const EDGES = { wire: TransferEdge };
+const PORT = 16; // pixels across
 const EDGE = 84; // pixels at an edge, where a button shows what is beyond
 const LEAST_ZOOM = 0.8; // of a picture that is fitted by itself; smaller words are not read
 
@@ -54,6 +55,17 @@ export function Canvas(props: Props): ReactNode {
   );
 }
 
+// A node whose size and ends of edges are known: React Flow measures nothing, and draws edges at once.
+function sized<Kind extends AnyNode>(node: Kind, width: number, height: number): Kind {
+  const y = height / 2;
+  const end = { y, width: 0, height: 0 };
+  const handles: NodeHandle[] = [
+    { ...end, type: "target", position: Position.Left, x: 0 },
+    { ...end, type: "source", position: Position.Right, x: width },
+  ];
+  return { ...node, width, height, measured: { width, height }, handles };
+}
+
 function fixed<Kind extends AnyNode>(node: Kind): Kind {
   return { ...node, draggable: false, selectable: false, focusable: false };
 }
@@ -63,27 +75,27 @@ function nodesOf(props: Props): AnyNode[] {
   const { width, height, ports, callout } = picture;
   const cause = fault?.path?.join();
   const nodes: AnyNode[] = [
-    fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, width, height, zIndex: -1, data: { layout: picture, sizes, stale } }),
+    sized(fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, zIndex: -1, data: { layout: picture, sizes, stale } }), width, height),
   ];
   for (const { key, element, boxes } of picture.forks) {
     const position = { x: boxes[0]!.x + 12, y: boxes[0]!.y - 9 };
     const data = { arms: element.arms.length, onJoin: () => props.onJoin(key) };
-    nodes.push(fixed({ id: ` ${key}`, type: "fork", position, zIndex: 1, data }));
+    nodes.push(sized(fixed({ id: ` ${key}`, type: "fork", position, zIndex: 1, data }), FORK.width, FORK.height));
   }
   for (const { key, x, y } of ports) {
     const words = key === "in" ? "x, the hidden rows of the layer before" : "x, the hidden rows for the next layer";
-    const position = { x: x - 8, y: y - 8 };
-    nodes.push(fixed({ id: key, type: "port", position, width: 16, height: 16, data: { words, last: key === "out" } }));
+    const position = { x: x - PORT / 2, y: y - PORT / 2 };
+    nodes.push(sized(fixed({ id: key, type: "port", position, data: { words } }), PORT, PORT));
   }
   for (const { key, element, box } of picture.cards) {
     const faulty = cause !== undefined && (element.path.join() === cause || element.path.join().startsWith(`${cause},`));
     const data = { element, active: key === active, faulty, stale, onOptions: props.onOptions };
-    nodes.push({ id: key, type: "card", position: { x: box.x, y: box.y }, width: CARD.width, height: CARD.height, zIndex: 1, data });
+    nodes.push(sized({ id: key, type: "card", position: { x: box.x, y: box.y }, zIndex: 1, data }, CARD.width, CARD.height));
   }
   if (fault && callout) {
     const { box, at, rise } = callout;
     const data = { fault, at, rise, onMend: props.onMend };
-    nodes.push(fixed({ id: " fault", type: "callout", position: { x: box.x, y: box.y }, width: box.width, height: box.height, zIndex: 2, data }));
+    nodes.push(sized(fixed({ id: " fault", type: "callout", position: { x: box.x, y: box.y }, zIndex: 2, data }), box.width, box.height));
   }
   return nodes;
 }

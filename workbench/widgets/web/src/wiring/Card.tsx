@@ -1,4 +1,4 @@
-import { Handle, Position, type NodeProps, type Node } from "@xyflow/react";
+import type { Node, NodeProps } from "@xyflow/react";
 import { memo, type ReactNode } from "react";
 
 import type { CardElement, Option } from "../contract";
@@ -37,7 +37,6 @@ export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNod
       tabIndex={active ? 0 : -1}
       title={`${capital(element.about)}\n${cardWords(element)}`}
     >
-      <Handle type="target" position={Position.Left} isConnectable={false} />
       <div className="wb-card-name">
         <b>{element.name}</b>
         {element.own && <span className="wb-mark">own</span>}
@@ -67,7 +66,6 @@ export const Card = memo(function Card({ id, data, dragging }: NodeProps<CardNod
       >
         ⋯
       </button>
-      <Handle type="source" position={Position.Right} isConnectable={false} />
     </div>
   );
 });

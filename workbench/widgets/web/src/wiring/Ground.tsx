@@ -1,4 +1,4 @@
-import { Handle, Position, type Node, type NodeProps } from "@xyflow/react";
+import type { Node, NodeProps } from "@xyflow/react";
 import { memo, type ReactNode } from "react";
 
 import type { Device } from "../contract";
@@ -13,8 +13,10 @@ export interface Sizes extends Record<Device, string> {
 }
 
 export type GroundNode = Node<{ layout: Layout; sizes: Sizes; stale: boolean }, "ground">;
-export type PortNode = Node<{ words: string; last: boolean }, "port">;
+export type PortNode = Node<{ words: string }, "port">;
 export type ForkNode = Node<{ arms: number; onJoin: () => void }, "fork">;
+
+export const FORK = { width: 88, height: 18 }; // its button, in pixels
 
 const LANES: { device: Device; name: string; memory: string }[] = [
   { device: "gpu", name: "GPU", memory: "GPU memory" },
@@ -94,7 +96,6 @@ function Streamed({ stream, stale }: { stream: Stream; stale: boolean }): ReactN
 export const PortDot = memo(function PortDot({ data }: NodeProps<PortNode>): ReactNode {
   return (
     <div className="wb-port" role="img" aria-label={data.words} title={data.words}>
-      <Handle type={data.last ? "target" : "source"} position={data.last ? Position.Left : Position.Right} isConnectable={false} />
       <span aria-hidden="true">x</span>
     </div>
   );
