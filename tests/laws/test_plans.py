@@ -8,7 +8,6 @@ must be ordered by what tasks wait for and by their lanes, so that every executi
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count, product
 from typing import NamedTuple
 
@@ -389,7 +388,7 @@ class Broken(Schedule):
 
 def without_waiting(code: str):
     def spoil(tasks):
-        return tuple(replace(t, after=() if t.node.code == code else t.after) for t in tasks)
+        return tuple(t._replace(after=() if t.node.code == code else t.after) for t in tasks)
 
     return spoil
 
@@ -402,7 +401,7 @@ def swapped(first: str, second: str):
         i, j = names.index(first), names.index(second)
         order = list(tasks)
         a, b = order[i], order[j]
-        order[i], order[j] = replace(b, after=a.after), replace(a, after=b.after)
+        order[i], order[j] = b._replace(after=a.after), a._replace(after=b.after)
         return tuple(order)
 
     return spoil
@@ -444,11 +443,11 @@ def test_weights_that_come_too_late_or_too_early_are_noticed():
     stack = stack_graph(PIPELINES["vslpipe"], 4)
     right = VSLPipe().tasks(stack, Step.FIRST | Step.LAST)
     check_weights(stack, [right], 2)
-    no_waiting = tuple(replace(t, after=() if t.bulk else t.after) for t in right)
+    no_waiting = tuple(t._replace(after=() if t.bulk else t.after) for t in right)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(stack, [no_waiting], 2)
     last = max(index for index, task in enumerate(right) if task.weights_of)
-    absent = tuple(replace(t, weights_of=((0, 0),)) if i == last else t for i, t in enumerate(right))
+    absent = tuple(t._replace(weights_of=((0, 0),)) if i == last else t for i, t in enumerate(right))
     with pytest.raises(AssertionError, match="without its weights"):
         check_weights(stack, [absent], 2)
     with pytest.raises(AssertionError, match="overwritten"):
@@ -460,10 +459,10 @@ def test_a_carried_transfer_that_nobody_waits_for_or_that_begins_too_early_is_no
     first, last = (VSLPipe().tasks(stack, step) for step in (Step.FIRST, Step.LAST))
     check_weights(stack, [first, last], 2)
     rest = next(index for index, task in enumerate(last) if task.carry is Carry.IN)
-    unawaited = tuple(replace(t, after=tuple(index for index in t.after if index != rest)) for t in last)
+    unawaited = tuple(t._replace(after=tuple(index for index in t.after if index != rest)) for t in last)
     with pytest.raises(AssertionError):
         check_weights(stack, [first, unawaited], 2)
-    early = tuple(replace(t, after=()) if t.carry is Carry.OUT else t for t in first)
+    early = tuple(t._replace(after=()) if t.carry is Carry.OUT else t for t in first)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(stack, [early, last], 2)
 

@@ -328,7 +328,7 @@ class Engine:
         layer = task.layer
         if task.part is None:
             there = present(task, self._rows)
-            moves = self._prepared.cost.weight_transfer(replace(task, page=WHOLE), self._rows)  # pages share a slot
+            moves = self._prepared.cost.weight_transfer(task._replace(page=WHOLE), self._rows)  # pages share a slot
             return (lambda: forward.transfer_weights(task.weights_of, there, task.page)) if moves else None
         part = task.part
         batch = parts[part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -29,6 +29,8 @@ _PREFILL = Rows(prefill=1, pairs=1, emits=1)
 _EXACT = 32  # from twice as many rows on, one call stands for all calls with up to 1/32 more rows
 _KEPT = 24
 """Terms of limits, and rows of calls, that are kept for other scenarios with the same prices."""
+_STAGES = 128
+"""Stages and transfers whose calls are kept for other wirings that have them too."""
 
 _HIGHER = 1 + 1e-12
 """A line that is not higher by this factor than others where these meet is left out."""
@@ -175,7 +177,7 @@ class _Terms:
                 self._add_node(move, place, 1)
         for end in (EMBED, HEAD):
             ways = [_Way(_time(cost.least_ends(end.kind, n)), _time(cost.pricer(end, n))) for n in self._threads("gpu")]
-            self._add_compute("gpu", ways, 0, 1)
+            self._add_compute("gpu", ways, end, 0, 1)
 
     def _add_node(self, node: Node, layer: int, times: int) -> None:
         """Add a node of `times` layers; deferred experts are counted with those that their stage computes at once."""
@@ -193,32 +195,33 @@ class _Terms:
         ways = [
             _Way(_time(cost.least(at_once, n, layer)), _time(cost.call(stage, n, layer))) for n in self._threads(lane)
         ]
-        self._add_compute(lane, ways, layer, times)
+        self._add_compute(lane, ways, stage, layer, times)
         if lane == "cpu" and not self._shared:
             threads, *_ = self._threads(lane)
             reading = (self._reading(cost.call(each, threads, layer)) for each in (at_once, stage))
-            self._add(DRAM, [_Way(*reading)], layer, times)
+            self._add(DRAM, [_Way(*reading)], stage, layer, times)
         added = partial(cost.adding_up, stage, layer=layer)
         if added(Rows(decode=1, emits=1)):
-            self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], layer, times)
+            self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], stage, layer, times)
 
     def _add_move(self, node: Node, layer: int, times: int) -> None:
         """Add a transfer in `times` layers; one end of it is the host's memory."""
         price = self._cost.pricer(node, layer=layer)
-        self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], layer, times)
+        self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], node, layer, times)
         if not self._shared:
-            self._add(DRAM, [_Way(self._reading(price), self._reading(price))], layer, times)
+            self._add(DRAM, [_Way(self._reading(price), self._reading(price))], node, layer, times)
 
-    def _add_compute(self, lane: str, ways: Sequence[_Way], layer: int, times: int) -> None:
+    def _add_compute(self, lane: str, ways: Sequence[_Way], what: Stage | Node, layer: int, times: int) -> None:
         """Add a computation of a lane in `times` layers, on each number of threads that the lane may have."""
-        self._add(f"{lane} compute", ways, layer, times)
+        self._add(f"{lane} compute", ways, what, layer, times)
         if self._shared and self._cores is not None:
             every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)
             shares = [count / every for count in self._threads(lane)]
-            self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], layer, times)
+            self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], what, layer, times)
 
-    def _add(self, limit: str, ways: Sequence[_Way], layer: int, times: int) -> None:
-        self.found.append(_Term(limit, tuple(ways), layer, times, self._cost.model_at(layer)))
+    def _add(self, limit: str, ways: Sequence[_Way], what: Stage | Node, layer: int, times: int) -> None:
+        known = _known_calls(limit, self._cost.call_key(what, layer))
+        self.found.append(_Term(limit, tuple(ways), layer, times, self._cost.model_at(layer), known))
 
     def _threads(self, lane: str) -> tuple[int, ...]:
         """Numbers of threads that a lane may have; 0 if it has a device of its own."""
@@ -244,6 +247,16 @@ class _Way(NamedTuple):
         return _Way(lambda rows: share * self.least(rows), lambda rows: share * self.call(rows))
 
 
+_Known = dict[Rows, list[float]]
+"""Times of the calls of a stage or transfer, with multiples of a row."""
+
+
+@lru_cache(maxsize=_STAGES)
+def _known_calls(limit: str, key: Hashable) -> _Known:
+    """The calls found so far of a stage or transfer with this key, on one limit."""
+    return {}
+
+
 def _time(price: Pricer) -> Seconds:
     return lambda rows: price(rows)[0]
 
@@ -251,13 +264,15 @@ def _time(price: Pricer) -> Seconds:
 class _Term:
     """The load of one stage or transfer, in `times` layers alike, on one limit."""
 
-    def __init__(self, limit: str, ways: tuple[_Way, ...], layer: int, times: int, model: ModelConfig) -> None:
+    def __init__(
+        self, limit: str, ways: tuple[_Way, ...], layer: int, times: int, model: ModelConfig, known: _Known
+    ) -> None:
         self.limit = limit
         self.layer = layer
         self._ways = ways
         self._times = times
         self._model = model
-        self._cheapest: dict[Rows, list[float]] = {}
+        self._cheapest = known
 
     def seconds(self, forced: Forced) -> Seconds:
         """The function that gives the least time for any rows [s]."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
@@ -222,7 +221,7 @@ def _reordered(tasks: Sequence[Task], order: Sequence[int]) -> tuple[Task, ...]:
     found = list[Task]()
     for index in order:
         task = tasks[index]
-        found.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+        found.append(task._replace(after=tuple(sorted([place[other] for other in task.after]))))
     return tuple(found)
 
 
@@ -234,7 +233,7 @@ def _marked(tasks: Sequence[Task], stack: StackGraph) -> Iterator[Task]:
     for place, task in enumerate(tasks):
         codes = [(layer, stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
         awaited = [_awaits(tasks, readers.get(code, ()), place) for code in codes]
-        yield task if all(awaited) else replace(task, for_next=True)
+        yield task if all(awaited) else task._replace(for_next=True)
 
 
 def _awaits(tasks: Sequence[Task], readers: Sequence[int], transfer: int) -> bool:

@@ -47,8 +47,7 @@ class Carry(enum.Enum):
     """It is the rest of the transfer that the iteration before let run on."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A node at one layer and part.
 
     Attributes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from threading import Lock
 from typing import NamedTuple
@@ -92,7 +92,6 @@ class CostGroups:
         Group of the transfer that the iteration before let run on, if there is one.
     runs_on : list of int
         Place of the transfer that this iteration lets run on, if there is one.
-    turns : Turns
     varying : list of (int, callable)
         Groups of weight transfers whose size depends on the rows of the parts, with the function that prices them.
     tasks : sequence of Task
@@ -104,9 +103,13 @@ class CostGroups:
     on_host: list[int]
     rest: list[int]
     runs_on: list[int]
-    turns: Turns
     varying: list[tuple[int, _WeightPricer]]
     tasks: Sequence[Task]
+
+    @cached_property
+    def turns(self) -> Turns:
+        """The order in which the tasks wait for one another."""
+        return Turns.of(self.tasks, self.of_task)
 
     @property
     def lanes(self) -> list[str]:
@@ -301,7 +304,7 @@ class PlanCost:
         on_host = [number for number, group in enumerate(groups) if group.lane == "cpu"]
         rest = [group for task, group in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
-        return CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
+        return CostGroups(groups, of_task, on_host, rest, on, varying, tasks)
 
     def _price_keys(self, tasks: Sequence[Task]) -> dict[int, int]:
         """A number for every node, by its id, that nodes share which cost the same with equal rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import count as numbers
 
 from workbench.core.errors import ScenarioError
@@ -54,6 +54,9 @@ ENDLESS = 1e12
 """More tokens than any iteration has."""
 _ANSWERS = 16
 """Answers that a pricer keeps: at least one for each part of a batch."""
+_KEPT = 64
+"""Numbers of models on machines that are kept."""
+_UNUSED = numbers()
 _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Place.GPU)}
 
 
@@ -73,6 +76,7 @@ class TaskCost:
         graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._routing = routing
+        self._given = _number(model, machine, precision, routing)
         self._marks: dict[Hashable, int] = {}
         self._unused = numbers()
         self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
@@ -324,6 +328,12 @@ class TaskCost:
         stages = tuple(self._stage_key(stage, layer) for stage in node.stages)
         return node.kind, node.lane, node.carries, node.idle, stages, pieces, self._stack.kind(layer)
 
+    def call_key(self, what: Stage | Node, layer: int) -> Hashable:
+        """A mark that is equal for stages, and for nodes, of any wiring that cost the same with equal rows."""
+        if isinstance(what, Stage):
+            return self._given, self._stage_key(what, layer)
+        return self._given, self.price_key(what, layer), self.losses
+
     def _stage_key(self, stage: Stage, layer: int) -> Hashable:
         """A mark that is equal for stages of layers that cost the same with equal rows."""
         routed: Hashable = None
@@ -550,6 +560,12 @@ class TaskCost:
                 if node is not None and node.kind is NodeKind.SEGMENT and node.lane == "gpu":
                     total += count * self.node(node, rows, threads, layer)
         return total / self._stack.layers
+
+
+@lru_cache(maxsize=_KEPT)
+def _number(model: ModelConfig, machine: Machine, precision: Precision, routing: Routing) -> int:
+    """A number that only equal ones share, for keys: these take long to hash."""
+    return next(_UNUSED)
 
 
 def _rows_of_part(batch: Batch, model: ModelConfig) -> Rows | CutRows:
