@@ -60,7 +60,7 @@ export function Builder({ model, talk, samples }: Props): ReactNode {
 
 function View({ said }: { said: string }): ReactNode {
   const { talk } = useBench();
-  const { open } = useTalk();
+  const open = useTalk((state) => state.open);
   const held = useHeld();
   const wired = useTrait("parts").includes("wiring");
   const key = (event: KeyboardEvent): void => {

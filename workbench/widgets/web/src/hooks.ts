@@ -41,9 +41,16 @@ function useChanges(name: keyof Traits): (listener: () => void) => () => void {
   return subscribe;
 }
 
-export function useTalk(): State {
+// What is read from the conversation; the part is drawn anew only where that is another value, or another object.
+export function useTalk<Value>(read: (state: State) => Value): Value {
   const { talk } = useBench();
-  return useSyncExternalStore(talk.subscribe, talk.snapshot);
+  return useSyncExternalStore(talk.subscribe, () => read(talk.snapshot()));
+}
+
+// True while a control's newest value is not answered.
+export function useWaits(name: string): boolean {
+  const { talk } = useBench();
+  return useSyncExternalStore(talk.subscribe, () => talk.waits(name));
 }
 
 export function useSend(): (message: Message) => void {

@@ -90,8 +90,12 @@ export class Talk {
   // Send the newest value of a control.
   newest(name: string, message: Message): void {
     const channel = this.channels.get(name);
-    if (channel && channel.n > this.model.get("answered")) channel.next = message;
-    else this.channels.set(name, { n: this.send(message), next: null });
+    if (channel && channel.n > this.model.get("answered")) {
+      channel.next = message;
+      return;
+    }
+    this.channels.set(name, { n: this.n + 1, next: null });
+    this.send(message);
   }
 
   private next(): void {

@@ -4,7 +4,8 @@ import { useTalk } from "../hooks";
 
 // What stands between the user and an answer.
 export function Notice(): ReactNode {
-  const { busy, gone } = useTalk();
+  const busy = useTalk((state) => state.busy);
+  const gone = useTalk((state) => state.gone);
   const text = gone
     ? "The kernel was restarted or has ended: run the cell again. What is shown is the last state."
     : busy

@@ -1,20 +1,19 @@
 import { useEffect, useId, useRef, useState, type ReactNode } from "react";
 
 import type { Slider } from "../contract";
-import { useBench, useTalk } from "../hooks";
+import { useBench, useWaits } from "../hooks";
 
 const REST = 250; // ms without a move until a slider moved by keys is said to rest
 
 // A slider over given steps. While it moves its newest step is sent, and once more when it rests.
 export function SliderField({ control }: { control: Slider }): ReactNode {
   const { talk } = useBench();
-  useTalk(); // it tells of answers
   const id = useId();
   const [held, setHeld] = useState<number | null>(null); // until Python has answered, who may refuse it
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
   const pressed = useRef(false);
   const { name, label, at, steps, note } = control;
-  const waits = talk.waits(name);
+  const waits = useWaits(name);
   useEffect(() => {
     if (!waits && !pressed.current) setHeld(null);
   }, [waits, held]);

@@ -1,19 +1,19 @@
 import { useEffect, useRef, useState, type ReactNode } from "react";
 
 import type { Wiring } from "../contract";
-import { useBench, useLeave, useSend, useTrait } from "../hooks";
+import { useBench, useLeave, useOf, useSend, useTrait } from "../hooks";
+import { mainRow, uncounted } from "../parts/rows";
 import { MOST } from "../parts/Variants";
 import type { Kind } from "./save";
 
 interface Props {
   wiring: Wiring;
   held: boolean; // settings and wiring stay as they are
-  rate: string; // throughput in words
   onFit: () => void;
   onSave: (kind: Kind) => void;
 }
 
-export function Toolbar({ wiring, held, rate, onFit, onSave }: Props): ReactNode {
+export function Toolbar({ wiring, held, onFit, onSave }: Props): ReactNode {
   const { talk } = useBench();
   const send = useSend();
   const pinned = useTrait("variants").length;
@@ -26,7 +26,7 @@ export function Toolbar({ wiring, held, rate, onFit, onSave }: Props): ReactNode
   ];
   return (
     <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
-      <span className="wb-sample">{!wiring.fault && rate}</span>
+      <span className="wb-sample">{!wiring.fault && <Rate wiring={wiring} held={held} />}</span>
       <button type="button" className="wb-button" disabled={held || !wiring.undo} title="Undo (Ctrl+Z)" onClick={() => talk.travel("undo")}>
         Undo
       </button>
@@ -53,6 +53,18 @@ export function Toolbar({ wiring, held, rate, onFit, onSave }: Props): ReactNode
       <Menu label="Save" entries={saved} />
     </div>
   );
+}
+
+// The throughput in words.
+function Rate({ wiring, held }: Pick<Props, "wiring" | "held">): ReactNode {
+  const how = useOf("settings", ({ uncalibrated }) => (uncalibrated ? "simulated without a calibration" : "simulated"));
+  const without = uncounted(wiring);
+  return useOf("figures", ({ rows, problem, sample, pending }) => {
+    const known = mainRow(rows)?.gen_tok_s;
+    if (!known) return problem && "no figures; Figures tells why";
+    const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
+    return `${known} output tokens/s ${how}${of}${without && ` ${without}`}`;
+  });
 }
 
 // A button with a list of commands under it.

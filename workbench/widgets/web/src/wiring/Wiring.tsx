@@ -4,7 +4,6 @@ import type { Device, Fault, Lack, Mend, Message, PaletteEntry, Settings } from 
 import { useBench, useHeld, useOf, useTalk, useWidth } from "../hooks";
 import { Panel } from "../parts/Panel";
 import { Problem } from "../parts/Problem";
-import { mainRow, uncounted } from "../parts/rows";
 import type { Change } from "../talk";
 import * as act from "./actions";
 import { Canvas, type CanvasHandle } from "./Canvas";
@@ -24,7 +23,9 @@ const END: Slot = { fork: null, arm: 0, before: null };
 
 export function Wiring(): ReactNode {
   const { model, talk, announce } = useBench();
-  const { wiring, waiting, travels } = useTalk();
+  const wiring = useTalk((state) => state.wiring);
+  const waiting = useTalk((state) => state.waiting);
+  const travels = useTalk((state) => state.travels);
   const held = useHeld();
   const [asked, setShown] = useState(0);
   const mended = useRef<Fault | null>(null); // the fault whose mend was pressed last
@@ -48,14 +49,6 @@ export function Wiring(): ReactNode {
   const cpu = useOf("settings", ({ memory }) => memory?.cpu ?? "");
   const link = useOf("settings", linkSpeed);
   const shared = useOf("settings", (settings) => String(settings.shared ?? false)) === "true";
-  const how = useOf("settings", ({ uncalibrated }) => (uncalibrated ? "simulated without a calibration" : "simulated"));
-  const without = uncounted(wiring);
-  const rate = useOf("figures", ({ rows, problem, sample, pending }) => {
-    const known = mainRow(rows)?.gen_tok_s;
-    if (!known) return problem && "no figures; Figures tells why";
-    const of = sample && ` with ${sample}${pending && !held ? ", computing…" : ""}`;
-    return `${known} output tokens/s ${how}${of}${without && ` ${without}`}`;
-  });
   const sizes = useMemo(() => ({ gpu, cpu, link, shared }), [gpu, cpu, link, shared]);
   const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
 
@@ -224,7 +217,7 @@ export function Wiring(): ReactNode {
   const systems = wiring.presets.filter(({ same }) => same).map(({ label }) => label);
   const lacks = empty ? [] : (wiring.lacks[shown] ?? []);
   return (
-    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} held={Boolean(held)} rate={rate} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
+    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} held={Boolean(held)} onFit={() => canvas.current?.fit()} onSave={(kind) => void keep(kind)} />}>
       <div className="wb-lead">
         {aside ? (
           <Problem text={aside.text} mends={aside.mends} hint={aside.unfinished} onMend={mend} />
