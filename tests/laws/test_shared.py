@@ -1,5 +1,6 @@
 """Law 7 for many scenarios: what they share changes no result, in whatever order they are read."""
 
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import scenarios, tiny_scenario
+from tests.builders import scenarios, tiny_scenario, wirings
 from tests.examples import examples
 from workbench.core.errors import WorkbenchError
 from workbench.perfmodels import bound
@@ -22,13 +23,16 @@ SHARED = [
         ("scenario.scenario", "_graph"),
         ("schedules.base", "_unordered"),
         ("schedules.base", "_issued"),
+        ("serving.task_cost", "_number"),
         ("serving.prepared", "_task_cost"),
         ("serving.prepared", "_lowered"),
         ("serving.prepared", "_plans"),
         ("serving.capacity", "_lengths"),
         ("perfmodels.bound", "_held"),
         ("perfmodels.bound", "_least_limits"),
+        ("serving.capacity", "_needs_of"),
         ("perfmodels.loads", "_terms"),
+        ("perfmodels.loads", "_known_calls"),
         ("perfmodels.loads", "_multiples"),
     )
 ]
@@ -58,8 +62,12 @@ def alike(draw):
     more = replace(memory, kv_capacity=1.5 * float(memory.kv_capacity))
     link = replace(machine.link, h2d=2 * machine.link.h2d)
     gpu = replace(machine.gpu, memory=draw(st.sampled_from([1e5, 2e5, 1e6])))
-    changed = [{"memory": more}, {"machine": replace(machine, link=link)}, {"machine": replace(machine, gpu=gpu)}]
+    faster = replace(machine.gpu, bandwidth=2 * machine.gpu.bandwidth)
+    machines = (replace(machine, **{name: part}) for name, part in (("link", link), ("gpu", gpu), ("gpu", faster)))
+    changed = [{"memory": more}, *({"machine": each} for each in machines)]
     found = [scenario, *(scenario.on(**change) for change in changed)]
+    with suppress(WorkbenchError):  # a wiring that the model or the cache does not take
+        found.append(scenario.on(pipeline=draw(wirings())[0]))
     other = draw(st.sampled_from([Sequential(), Sequential(2, prefetch=True), Overlap()]))
     return draw(st.permutations(found))[:2], (schedule, other)
 

@@ -889,6 +889,22 @@ def test_of_values_that_wait_only_the_newest_is_worked_on():
     worker.close()
 
 
+def test_a_pause_ends_with_a_newer_value():
+    paused = []
+
+    def work(value: float, overtaken: Callable[[], bool]) -> None:
+        worker.pause(value)
+        paused.append((value, overtaken()))
+
+    worker = Newest(work, "test")
+    worker.put(60 * SECONDS)
+    until(lambda: worker._busy)
+    worker.put(0.01)
+    assert worker.wait(SECONDS)
+    assert paused == [(60 * SECONDS, True), (0.01, False)]
+    worker.close()
+
+
 def test_cancelled_work_gives_up_and_later_work_is_done():
     done = []
 

@@ -44,6 +44,7 @@ class Newest(Generic[T]):
         with self._changed:
             self._waiting = []
             self._cancelled = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Cancel the work in progress and end the thread."""
@@ -55,6 +56,11 @@ class Newest(Generic[T]):
         """Wait until no work is left; return False if that takes longer than `timeout` [s]."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy) or self._closed, timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Wait in the work, for some time or until it is overtaken."""
+        with self._changed:
+            self._changed.wait_for(self._overtaken, seconds)
 
     def _overtaken(self) -> bool:
         return bool(self._waiting) or self._cancelled or self._closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from workbench.core.units import format_bytes
@@ -335,7 +336,9 @@ def _gpu_sizes(settings: Settings) -> Sequence[Step]:
     return [Step(format_bytes(size), size) for size in ladder(most, most * _LEAST_GPU, most)]
 
 
+@lru_cache(maxsize=16)
 def _capacities(settings: Settings) -> Sequence[Step]:
+    """The steps of a ladder with hundreds of them, which each drawing asks for a dozen times."""
     each = kv_bytes_per_token(settings.memory, settings.model)
     return [Step(format_bytes(tokens * each), tokens) for tokens in kv_steps(settings)]
 

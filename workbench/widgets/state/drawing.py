@@ -29,6 +29,7 @@ from workbench.widgets.state.runs import is_near, seconds_at
 from workbench.widgets.state.settings import Settings, kv_bytes_per_token
 
 POINTS = 11  # points of a curve
+_SHOWING = 0.08  # seconds in which a page shows the first figures; what is computed meanwhile takes cores from it
 _PATIENCE = 0.25  # seconds between two pictures of curves that are not complete
 _UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
 _LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
@@ -166,6 +167,7 @@ class Drawing:
         else:
             curves = self._first_curves(settings, overtaken, of=chosen.name)
             self._publish(figures=figures, curves=curves, lanes=lanes)
+        self._worker.pause(_SHOWING)
         if overtaken():
             return
         self._check(settings)

@@ -83,6 +83,16 @@ test("of a control the newest value is sent, one at a time, and the last one alw
   assert.equal(python.sent.length, 2);
 });
 
+test("a control waits from when its value is told to be sent until its answer is", () => {
+  const python = new Python(wiring(range()));
+  const talk = new Talk(python);
+  const told = [];
+  talk.subscribe(() => told.push(talk.waits("kv")));
+  talk.newest("kv", { do: "set", name: "kv", value: 1, rest: true });
+  python.put({ answered: 1 });
+  assert.deepEqual(told, [true, false]);
+});
+
 test("controls do not wait for one another, nor for the wiring", () => {
   const python = new Python(wiring(offloaded()));
   const talk = new Talk(python);
