@@ -150,6 +150,10 @@ class Rehearsal:
         """See `torch.cuda.max_memory_allocated`."""
         return self.memory.peak
 
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """See `torch.cuda.mem_get_info`."""
+        return self._total - self.memory.used, self._total
+
     def synchronize(self, device: Any = None) -> None:
         """See `torch.cuda.synchronize`."""
         self.queues.finish_all()

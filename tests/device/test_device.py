@@ -466,6 +466,7 @@ def test_a_lost_device_ends_every_thread():
         (Rehearsal.set_per_process_memory_fraction, torch.cuda.set_per_process_memory_fraction),
         (Rehearsal.reset_peak_memory_stats, torch.cuda.reset_peak_memory_stats),
         (Rehearsal.max_memory_allocated, torch.cuda.max_memory_allocated),
+        (Rehearsal.mem_get_info, torch.cuda.mem_get_info),
         (Rehearsal.synchronize, torch.cuda.synchronize),
         (Rehearsal.empty_cache, torch.cuda.empty_cache),
     ],

@@ -20,6 +20,7 @@ from workbench.bench.live.overlap import (
     row,
     table,
 )
+from workbench.core.units import format_bytes
 from workbench.engine.devices.opening import open_driver
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
@@ -76,11 +77,17 @@ class Passes:
                 seen = {"link": link, "rows": rows, "context": context, **memory[times.schedule.name]}
                 found.append(row(times) | seen)
         for name, taken in memory.items():
-            say(f"{name}: at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the ledger names")
+            say(
+                f"{name}: tensors took at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the "
+                f"ledger names; its driver counts {format_bytes(taken['occupied'])}, with CUDA's own and other programs'"
+            )
         return found
 
     def _measure(self, place: int, compared: Mapping[_Setting, Sequence[ScheduleTimes]]) -> dict[str, float]:
-        """Measure the schedule of a place in every setting; bytes of the card by the ledger, and the most taken."""
+        """Measure the schedule of a place in every setting.
+
+        Returns bytes of the card: by the ledger, the most that tensors took, and what its driver counts at the end.
+        """
         schedule = SCHEDULES[place]
         first = next(iter(self._benches.values()))
         with first.engine(schedule) as engine:
@@ -88,8 +95,9 @@ class Passes:
                 if not self._warm:
                     bench.warm_up(schedule, engine)
                 bench.measure(compared[setting][place], engine, disturbed=True)
-            peak = cast("CudaDriver", engine.driver).peak
-        return {"ledger": ledger(first.prepared(schedule)).gpu.total, "peak": peak}
+            driver = cast("CudaDriver", engine.driver)
+            taken = {"peak": driver.peak, "occupied": driver.occupied}
+        return {"ledger": ledger(first.prepared(schedule)).gpu.total, **taken}
 
     def _link(self, bench: Bench, times: ScheduleTimes) -> float:
         """Share of the link's rate at which a pass moved weights."""

@@ -193,6 +193,12 @@ class CudaDriver:
         """The most bytes of the card's memory that tensors took at once."""
         return int(self.cuda.max_memory_allocated(self.device))
 
+    @property
+    def occupied(self) -> int:
+        """Bytes of the card's memory that are not free, as its driver counts them: also those of CUDA and of others."""
+        free, total = self.cuda.mem_get_info(self.device)
+        return int(total - free)
+
     def close(self) -> None:
         """See `Driver.close`."""
         try:
