@@ -270,7 +270,10 @@ class TaskList:
         page: Page = WHOLE,
     ) -> int:
         """Append a task and return its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), weights_of, bulk, carry, page))
+        awaited = tuple(after)
+        if len(awaited) > 1:
+            awaited = tuple(sorted(set(awaited)))
+        self.tasks.append(Task(node, layer, part, awaited, weights_of, bulk, carry, page))
         return len(self.tasks) - 1
 
     def enter(self, stack: StackGraph, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:

@@ -289,9 +289,13 @@ class PlanCost:
         of_task = list[int]()
         for task in tasks:
             place = max(task.layer, 0) if cut is None else task.place(cut.stack)
-            rows = None if cut is None or task.part is None else id(cut.at(place))
-            sizes = None if task.part is not None else self._sizes(task, cut)
-            key = (sizes, task.carry, keys[id(task.node)], task.part, rows)
+            sizes = None
+            key: tuple[object, ...]
+            if task.part is None:
+                sizes = self._sizes(task, cut)
+                key = (keys[id(task.node)], sizes, task.carry)
+            else:
+                key = (keys[id(task.node)], task.part, None if cut is None else id(cut.at(place)))
             if key not in number:
                 number[key] = len(groups)
                 if sizes is not None and len(sizes) > 1:

@@ -79,7 +79,7 @@ class Passes:
         for name, taken in memory.items():
             say(
                 f"{name}: tensors took at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the "
-                f"ledger names; its driver counts {format_bytes(taken['occupied'])}, with CUDA's own and other programs'"
+                f"ledger names; its driver counts {format_bytes(taken['occupied'])}, with those of CUDA itself"
             )
         return found
 
