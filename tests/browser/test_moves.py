@@ -123,7 +123,7 @@ def test_pictures_follow_cards_and_sliders(session, tour, capsys):
             move_slider(tour, chance)
         else:
             move_card(tour, chance.choice(CARDS))
-        tour.page.wait_for_function(FOLLOWED)
+        tour.page.wait_for_function(FOLLOWED, polling=50)  # not in every frame, each of which takes time
         taken = {what: after - before[what] for what, after in spent.now().items()}
         found["slider moved" if number % 2 else "card dropped"].append({**tour.page.evaluate("window.seen"), **taken})
     with capsys.disabled():

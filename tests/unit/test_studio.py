@@ -353,6 +353,35 @@ def test_experts_that_are_none_are_refused_at_the_field_and_the_old_value_stays(
     assert [stage.op.name for stage in desk.pipeline.stages if stage.op.plain is experts] == ["experts[~:2]"]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "value", "excluded"),
+    [
+        (None, None, set()),
+        ("defer", 1, {"rows", "experts"}),
+        ("skip", 1, {"rows", "experts"}),
+        ("rows", "decode", {"defer", "skip", "experts"}),
+        ("experts", ":2", {"defer", "skip", "rows"}),
+    ],
+)
+def test_options_that_another_excludes_stay_with_the_reason(chosen, value, excluded):
+    desk = Desk(tiny_scenario(pipeline=PIPELINES["all_cpu"], model=replace(tiny_model(), num_experts_per_tok=3)))
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "experts")
+    if chosen is not None:
+        desk.say("option", range=0, path=place, name=chosen, value=value)
+    options = next(card["options"] for card in cards(desk.shown) if card["name"].startswith("experts"))
+    assert {option["name"] for option in options} == {"defer", "skip", "rows", "experts"}
+    assert {option["name"] for option in options if option["why"]} == excluded
+    others = {"defer": 1, "skip": 1, "rows": "prefill", "experts": "~:1"}
+    for name in excluded:
+        before, fault = desk.pipeline, desk.shown["wiring"]["fault"]
+        desk.say("option", range=0, path=place, name=name, value=others[name])
+        wired = desk.shown["wiring"]
+        assert wired["refused"] or (wired["fault"] and wired["fault"]["text"] != (fault or {}).get("text"))
+        if desk.pipeline != before:
+            desk.say("undo")
+    desk.studio.close()
+
+
 def test_a_set_its_rest_and_the_users_own_sets_are_offered():
     desk = Desk(names={"hot": ExpertSet("mine", [[0, 1]])})
     options = next(card["options"] for card in cards(desk.shown) if card["name"] == "experts")

@@ -418,22 +418,28 @@ def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig, sets: Iterabl
         choices = [each.value for each in Stored if each is not Stored.CHOSEN or stage.op.plain is experts]
         found.append({"name": "fetch", "label": "weights", "value": _stored(pipeline, stage), "choices": choices})
     if stage.op.plain is experts:
-        most = max(0, model.num_experts_per_tok - 1)
-        if stage.op is experts:
-            on_cpu = stage.device is Place.CPU
-            if on_cpu or stage.defer:
-                found.append(
-                    {"name": "defer", "label": "defer experts", "value": stage.defer, "most": most - stage.skip}
-                )
-            found.append({"name": "skip", "label": "skip experts", "value": stage.skip, "most": most - stage.defer})
-        if not stage.defer and not stage.skip:
-            if stage.op.subset is None:
-                rows = ["all", "prefill", "decode"]
-                found.append({"name": "rows", "label": "rows", "value": stage.op.rows.value, "choices": rows})
-            if stage.op.rows is RowClass.ALL:
-                subset = "all" if stage.op.subset is None else str(stage.op.subset)
-                choices = ["all", *(f"{rest}{name}" for name in (_half(model), *sets) if name for rest in ("", "~"))]
-                found.append({"name": "experts", "label": "which", "value": subset, "choices": choices, "free": True})
+        found += _options_of_experts(stage, model, sets)
+    return found
+
+
+def _options_of_experts(stage: Stage, model: ModelConfig, sets: Iterable[str]) -> list[Plain]:
+    """The options that routed experts have besides; one that another excludes says so."""
+    most = max(0, model.num_experts_per_tok - 1)
+    whole = "" if stage.op is experts else "Only all experts of all rows can be put off or left out."
+    waits = "Not while experts are deferred or skipped: set these to 0." if stage.defer or stage.skip else ""
+    of_set = "Not for a set of experts: choose all of them." if stage.op.subset is not None else ""
+    of_rows = "Not for some of the rows: choose all of them." if stage.op.rows is not RowClass.ALL else ""
+    subset = "all" if stage.op.subset is None else str(stage.op.subset)
+    rows = ["all", "prefill", "decode"]
+    those = ["all", *(f"{rest}{name}" for name in (_half(model), *sets) if name for rest in ("", "~"))]
+    found: list[Plain] = [
+        {"name": "skip", "label": "skip experts", "value": stage.skip, "most": most - stage.defer, "why": whole},
+        {"name": "rows", "label": "rows", "value": stage.op.rows.value, "choices": rows, "why": waits or of_set},
+        {"name": "experts", "label": "which", "value": subset, "choices": those, "free": True, "why": waits or of_rows},
+    ]
+    if stage.device is Place.CPU or stage.defer:
+        defer = {"name": "defer", "label": "defer experts", "value": stage.defer, "most": most - stage.skip}
+        found.insert(0, {**defer, "why": whole})
     return found
 
 

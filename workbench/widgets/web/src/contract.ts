@@ -12,6 +12,7 @@ export interface Option {
   most?: number;
   choices?: string[];
   free?: boolean; // anything may be typed, and the choices are offered
+  why?: string; // why it cannot be changed now
 }
 
 export interface CardElement {

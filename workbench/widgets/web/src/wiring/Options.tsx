@@ -25,7 +25,7 @@ const LABELS: Record<string, string> = { defer: "defer experts", skip: "skip exp
 export function Options({ card, next, refused, at, onOption, onPlace, onStep, onFork, onSplit, onRemove, onClose }: Props): ReactNode {
   const place = useRef<HTMLDivElement>(null);
   useLeave(place, true, () => onClose(false));
-  useEffect(() => place.current?.querySelector<HTMLElement>("input, select, button")?.focus(), []);
+  useEffect(() => place.current?.querySelector<HTMLElement>(":enabled")?.focus(), []);
   const across = other(card.device);
   const acts: [string, string, () => void][] = [
     [`Move to the ${deviceName(across)}`, across === "cpu" ? "↓" : "↑", () => onPlace(across)],
@@ -51,8 +51,11 @@ export function Options({ card, next, refused, at, onOption, onPlace, onStep, on
       <p className="wb-options-about">
         <b>{card.name}</b> {card.about}
       </p>
-      {card.options.map((option) => (
-        <OptionField key={option.name} option={option} refused={refused} onOption={onOption} />
+      {card.options.map((option, place) => (
+        <div key={option.name}>
+          <OptionField option={option} refused={refused} onOption={onOption} />
+          {option.why && option.why !== card.options[place + 1]?.why && <p className="wb-note wb-option-why">{option.why}</p>}
+        </div>
       ))}
       <div className="wb-options-acts">
         {acts.map(([words, keys, act]) => (
@@ -98,6 +101,7 @@ function FreeText({ option, refused, onOption }: FieldProps): ReactNode {
           type="text"
           spellCheck={false}
           value={typed}
+          disabled={Boolean(option.why)}
           aria-invalid={wrong !== ""}
           aria-describedby={id}
           onChange={(event) => {
@@ -110,7 +114,7 @@ function FreeText({ option, refused, onOption }: FieldProps): ReactNode {
       </label>
       <div className="wb-option-offers" role="group" aria-label={`Offered for ${labelOf(option)}`}>
         {option.choices?.map((choice) => (
-          <button key={choice} type="button" aria-pressed={choice === String(option.value)} onClick={() => take(choice)}>
+          <button key={choice} type="button" disabled={Boolean(option.why)} aria-pressed={choice === String(option.value)} onClick={() => take(choice)}>
             {choice}
           </button>
         ))}
@@ -132,7 +136,7 @@ function OptionField({ option, refused, onOption }: FieldProps): ReactNode {
     <label className="wb-option">
       <span>{labelOf(option)}</span>
       {option.choices ? (
-        <select value={option.value} onChange={(event) => onOption(option.name, event.target.value)}>
+        <select value={option.value} disabled={Boolean(option.why)} onChange={(event) => onOption(option.name, event.target.value)}>
           {option.choices.map((choice) => (
             <option key={choice} value={choice}>
               {choice}
@@ -145,6 +149,7 @@ function OptionField({ option, refused, onOption }: FieldProps): ReactNode {
           min={0}
           max={option.most}
           value={option.value}
+          disabled={Boolean(option.why)}
           onChange={(event) => {
             const value = event.target.valueAsNumber;
             if (Number.isInteger(value) && value >= 0 && value <= (option.most ?? value)) onOption(option.name, value);
