@@ -1062,6 +1062,22 @@ def test_lanes_of_pinned_variants_stand_below(desk):
     assert len(desk.drawn()["lanes"]["tracks"]) == 1
 
 
+def test_each_lane_chart_has_the_labels_of_its_own_pipeline(desk):
+    """One code stands for other operations in the pipeline of a pinned variant."""
+    desk.say("pin")
+    place = next(card["path"] for card in cards(desk.shown) if card["name"] == "out_proj")
+    desk.say("place", range=0, path=place, device="cpu").say("set", name="schedule", value="Overlap")
+    now, pinned = desk.drawn()["lanes"]["tracks"]
+    assert now["labels"] != pinned["labels"]
+    for track in (now, pinned):
+        codes = {name[0] for *_, name, _ in track["spans"]}
+        assert codes <= {code[0] for code in track["labels"]}
+    labels = desk.shown["lanes"]["labels"]
+    both = [code for code in now["labels"] if now["labels"][code] != pinned["labels"].get(code, now["labels"][code])]
+    assert both
+    assert all(labels[code] == f"{now['labels'][code]} / {pinned['labels'][code]}" for code in both)
+
+
 def test_positions_of_a_slider_stay_while_it_moves(desk):
     steps = desk.control("requests")["steps"]
     slid(desk, "requests", 3)

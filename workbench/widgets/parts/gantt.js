@@ -1,6 +1,6 @@
-// Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...],
+// Lane charts on one time axis. A track is {title, lanes, labels, spans: [[lane, start, end, name, iteration], ...],
 // idle: [[lane, start, end, after], ...]}. `after` is lane and name of the task that was waited for, or "iteration",
-// or nothing.
+// or nothing. `labels` say what the codes of its tasks stand for.
 const LEFT = 44;
 const RIGHT = 24;
 const ROW = 18;
@@ -243,24 +243,25 @@ class Chart {
         const near = ((this.to - this.from) / this.width) * 1.5;
         const span = track.spans.find((s) => s[0] === lane && s[1] - near <= time && time <= s[2] + near);
         const idle = track.idle.find((i) => i[0] === lane && i[1] <= time && time <= i[2]);
-        return span ? this.aboutSpan(span) : idle && this.aboutIdle(idle);
+        return span ? this.aboutSpan(span, track) : idle && this.aboutIdle(idle, track);
       }
       top += TITLE + track.lanes.length * ROW;
     }
     return undefined;
   }
 
-  label(name) {
-    return this.model.get("labels")[codeOf(name)] ?? "";
+  // A code may stand for other operations in another track.
+  label(name, track) {
+    return track.labels[codeOf(name)] ?? "";
   }
 
-  aboutSpan([, start, end, name, iteration]) {
-    return `${name}  ${this.label(name)}: ${duration(end - start)} from ${duration(start)}, iteration ${iteration}`;
+  aboutSpan([, start, end, name, iteration], track) {
+    return `${name}  ${this.label(name, track)}: ${duration(end - start)} from ${duration(start)}, iteration ${iteration}`;
   }
 
-  aboutIdle([, start, end, after]) {
+  aboutIdle([, start, end, after], track) {
     const [lane, name] = parted(after);
-    const until = name ? `, until ${name} on ${lane}  ${this.label(name)}` : after && ", until the next iteration";
+    const until = name ? `, until ${name} on ${lane}  ${this.label(name, track)}` : after && ", until the next iteration";
     return `idle for ${duration(end - start)} from ${duration(start)}${until}`;
   }
 

@@ -69,7 +69,7 @@ def names_in(timelines: Iterable[Timeline]) -> list[str]:
 
 
 def track(title: str, timeline: Timeline) -> dict[str, Any]:
-    """Convert a timeline for the browser: lanes, spans as [lane number, start, end, name, iteration], and idle time.
+    """Convert a timeline for the browser: lanes, labels, spans as [lane, start, end, name, iteration], and idle time.
 
     Idle time is [lane number, start, end, the task that the next one waited for].
     """
@@ -77,4 +77,4 @@ def track(title: str, timeline: Timeline) -> dict[str, Any]:
     begin = timeline.begin
     spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
     idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
-    return {"title": title, "lanes": list(lanes), "spans": spans, "idle": idle}
+    return {"title": title, "lanes": list(lanes), "labels": dict(timeline.labels), "spans": spans, "idle": idle}

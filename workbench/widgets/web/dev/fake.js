@@ -253,7 +253,8 @@ function lanesOf() {
     spans.push([2, at, at + 0.172, `W${layer}`, 41], [0, at + 0.02, at + 0.12, `A${layer}a`, 41], [1, at + 0.03, at + 0.075, `D${layer}a`, 41], [3, at + 0.022, at + 0.03, `o${layer}a`, 41], [2, at + 0.172, at + 0.176, `l${layer}a`, 41]);
     idle.push([0, at + 0.12, at + 0.2, `h2d W${layer + 1}`], [1, at + 0.075, at + 0.21, `gpu A${layer}a`]);
   }
-  return { tracks: [{ title: "VSLPipe, simulated, iteration 41", lanes: ["gpu", "cpu", "h2d", "d2h"], spans, idle }], labels: { A: "qkv, attention, experts", D: "decode_attention", W: "weights", o: "offload q k v", l: "load attn" }, colours: { A: "#3b82f6", D: "#059669", W: "#d97706", o: "#a855f7", l: "#a855f7" }, naming: "A0a is task A in layer 0, for part a of the batch" };
+  const labels = { A: "qkv, attention, experts", D: "decode_attention", W: "weights", o: "offload q k v", l: "load attn" };
+  return { tracks: [{ title: "VSLPipe, simulated, iteration 41", lanes: ["gpu", "cpu", "h2d", "d2h"], labels, spans, idle }], labels, colours: { A: "#3b82f6", D: "#059669", W: "#d97706", o: "#a855f7", l: "#a855f7" }, naming: "A0a is task A in layer 0, for part a of the batch" };
 }
 
 const CHANNELS = [["output tokens", null], ["KV cache", 1], ["running", null], ["TBT p95", null], ["gpu", 1], ["cpu", 1], ["h2d", 1], ["d2h", 1]].map(([label, top]) => ({ label, top }));
