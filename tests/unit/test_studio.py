@@ -382,6 +382,18 @@ def test_options_that_another_excludes_stay_with_the_reason(chosen, value, exclu
     desk.studio.close()
 
 
+def test_of_a_set_of_some_rows_the_set_can_be_changed():
+    before = gpu(qkv, attention, out_proj, route)
+    arms = gpu(experts.prefill) | gpu(experts[:2].decode) | gpu(experts[2:].decode)
+    desk = Desk(tiny_scenario(pipeline=before >> arms >> gpu(combine)))
+    card = next(card for card in cards(desk.shown) if "[:2]" in card["name"])
+    reasons = {option["name"]: option["why"] for option in card["options"] if option["name"] in ("rows", "experts")}
+    assert reasons == {"rows": "Not for a set of experts: choose all of them.", "experts": ""}
+    desk.say("option", range=0, path=card["path"], name="experts", value=":1")
+    assert "experts[:1].decode" in [stage.op.name for stage in desk.pipeline.stages]
+    desk.studio.close()
+
+
 def test_a_set_its_rest_and_the_users_own_sets_are_offered():
     desk = Desk(names={"hot": ExpertSet("mine", [[0, 1]])})
     options = next(card["options"] for card in cards(desk.shown) if card["name"] == "experts")

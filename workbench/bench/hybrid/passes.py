@@ -79,14 +79,14 @@ class Passes:
         for name, taken in memory.items():
             say(
                 f"{name}: tensors took at most {taken['peak'] / taken['ledger']:.1%} of the card's memory that the "
-                f"ledger names; its driver counts {format_bytes(taken['occupied'])}, with those of CUDA itself"
+                f"ledger names; at the end {format_bytes(taken['occupied'])} of the card are in use, with CUDA's own"
             )
         return found
 
     def _measure(self, place: int, compared: Mapping[_Setting, Sequence[ScheduleTimes]]) -> dict[str, float]:
         """Measure the schedule of a place in every setting.
 
-        Returns bytes of the card: by the ledger, the most that tensors took, and what its driver counts at the end.
+        Returns bytes of the card: by the ledger, the most that tensors took, and all that are in use at the end.
         """
         schedule = SCHEDULES[place]
         first = next(iter(self._benches.values()))

@@ -343,15 +343,19 @@ function render({ model, el }) {
   const resized = new ResizeObserver(() => chart.measure());
   resized.observe(chart.canvas);
   // A theme is loaded while the page is hidden: whoever observes anew is told the size once it is shown.
-  const theme = new MutationObserver(() => {
+  const again = () => {
     chart.wide = 0;
     resized.disconnect();
     resized.observe(chart.canvas);
-  });
+  };
+  const theme = new MutationObserver(again);
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name"] });
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", again);
   return () => {
     resized.disconnect();
     theme.disconnect();
+    dark.removeEventListener("change", again);
     model.off("change:tracks", load);
   };
 }

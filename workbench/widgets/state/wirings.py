@@ -428,7 +428,8 @@ def _options_of_experts(stage: Stage, model: ModelConfig, sets: Iterable[str]) -
     whole = "" if stage.op is experts else "Only all experts of all rows can be put off or left out."
     waits = "Not while experts are deferred or skipped: set these to 0." if stage.defer or stage.skip else ""
     of_set = "Not for a set of experts: choose all of them." if stage.op.subset is not None else ""
-    of_rows = "Not for some of the rows: choose all of them." if stage.op.rows is not RowClass.ALL else ""
+    some = stage.op.rows is not RowClass.ALL and stage.op.subset is None
+    of_rows = "Not for some of the rows: choose all of them." if some else ""
     subset = "all" if stage.op.subset is None else str(stage.op.subset)
     rows = ["all", "prefill", "decode"]
     those = ["all", *(f"{rest}{name}" for name in (_half(model), *sets) if name for rest in ("", "~"))]

@@ -94,6 +94,11 @@ export class Talk {
       channel.next = message;
       return;
     }
+    this.begin(name, message);
+  }
+
+  // Send a value of a control, which waits from now on.
+  private begin(name: string, message: Message): void {
     this.channels.set(name, { n: this.n + 1, next: null });
     this.send(message);
   }
@@ -128,7 +133,7 @@ export class Talk {
     }
     for (const [name, channel] of this.channels) {
       if (channel.n > answered) continue;
-      if (channel.next) this.channels.set(name, { n: this.send(channel.next), next: null });
+      if (channel.next) this.begin(name, channel.next);
       else this.channels.delete(name);
     }
     this.changed();

@@ -55,7 +55,7 @@ export function Canvas(props: Props): ReactNode {
   );
 }
 
-// A node whose size and ends of edges are known: React Flow measures nothing, and draws edges at once.
+// A node whose size and ends of edges are known: React Flow need not measure them, and draws edges at once.
 function sized<Kind extends AnyNode>(node: Kind, width: number, height: number): Kind {
   const y = height / 2;
   const end = { y, width: 0, height: 0 };

@@ -25,7 +25,7 @@ const LABELS: Record<string, string> = { defer: "defer experts", skip: "skip exp
 export function Options({ card, next, refused, at, onOption, onPlace, onStep, onFork, onSplit, onRemove, onClose }: Props): ReactNode {
   const place = useRef<HTMLDivElement>(null);
   useLeave(place, true, () => onClose(false));
-  useEffect(() => place.current?.querySelector<HTMLElement>(":enabled")?.focus(), []);
+  useEffect(() => place.current?.querySelector<HTMLElement>("input:enabled, select:enabled, button:enabled")?.focus(), []);
   const across = other(card.device);
   const acts: [string, string, () => void][] = [
     [`Move to the ${deviceName(across)}`, across === "cpu" ? "↓" : "↑", () => onPlace(across)],
