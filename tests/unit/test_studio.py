@@ -384,9 +384,10 @@ def test_options_that_another_excludes_stay_with_the_reason(chosen, value, exclu
 
 def test_of_a_set_of_some_rows_the_set_can_be_changed():
     before = gpu(qkv, attention, out_proj, route)
-    arms = gpu(experts.prefill) | gpu(experts[:2].decode) | gpu(experts[2:].decode)
+    arms = gpu(experts[:2].prefill) | gpu(experts[:2].decode) | gpu(experts[2:])
     desk = Desk(tiny_scenario(pipeline=before >> arms >> gpu(combine)))
-    card = next(card for card in cards(desk.shown) if "[:2]" in card["name"])
+    (fork,) = (each for each in desk.shown["wiring"]["ranges"][0]["chain"] if each["kind"] == "fork")
+    card = fork["arms"][1][0]
     reasons = {option["name"]: option["why"] for option in card["options"] if option["name"] in ("rows", "experts")}
     assert reasons == {"rows": "Not for a set of experts: choose all of them.", "experts": ""}
     desk.say("option", range=0, path=card["path"], name="experts", value=":1")
