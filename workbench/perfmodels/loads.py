@@ -301,12 +301,15 @@ class _Term:
         """Least time of a call with the fewest rows of each of the first so many crowds; the times found are kept."""
         found = self._cheapest.get(row, ())
         if len(found) < crowds:
-            more = [min(way.call(rows) for way in self._ways) for rows in _multiples(row, crowds)[len(found) :]]
-            found = (*found, *more)
+            found = (*found, *map(self._least_call, _multiples(row, crowds)[len(found) :]))
             if len(self._cheapest) >= _KEPT:
                 self._cheapest.clear()
             self._cheapest[row] = found  # at once, for other threads read and add meanwhile
         return np.array(found[:crowds])
+
+    def _least_call(self, rows: Rows) -> float:
+        """Time of one call in the fastest way."""
+        return min(way.call(rows) for way in self._ways)
 
 
 def _highest(prices: Times, counts: Times, most: float) -> list[tuple[float, float]]:
