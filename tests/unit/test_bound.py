@@ -1,6 +1,8 @@
 """The bound: lane loads and the iterations that the KV cache forces."""
 
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
@@ -16,7 +18,7 @@ from workbench.core.errors import CapacityError, ScheduleError
 from workbench.core.result import Source
 from workbench.perfmodels import bound
 from workbench.perfmodels.bound import ARRIVAL, _least, least_forced, least_iterations, recomputed, total_rows
-from workbench.perfmodels.loads import Loads, _highest, crowds
+from workbench.perfmodels.loads import _PREFILL, Loads, _highest, _Term, _Way, crowds
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.scheduler.base import most_running
 from workbench.scheduler.resource_aware import ResourceAware
@@ -34,6 +36,20 @@ def test_a_bound_says_so_and_names_its_limit():
     assert result.source is Source.BOUND
     assert result.seconds == max(result.limits.values()) == result.limits[result.binding]
     assert (result.generated, result.processed) == (12, 3 * 11)
+
+
+def test_threads_that_ask_for_the_same_calls_at_once_find_each_once():
+    def slow(rows):
+        time.sleep(1e-4)  # the other thread goes on
+        return rows.prefill
+
+    known = {}
+    terms = [_Term("gpu compute", (_Way(slow, slow),), 0, 1, tiny_model(), known) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda term: term._calls(_PREFILL, 40), terms))
+    assert (both[0] == both[1]).all()
+    assert (np.diff(both[0]) > 0).all()
+    assert list(known.values()) == [tuple(both[0])]
 
 
 def test_the_cache_or_the_longest_output_forces_the_iterations():

@@ -247,7 +247,7 @@ class _Way(NamedTuple):
         return _Way(lambda rows: share * self.least(rows), lambda rows: share * self.call(rows))
 
 
-_Known = dict[Rows, list[float]]
+_Known = dict[Rows, tuple[float, ...]]
 """Times of the calls of a stage or transfer, with multiples of a row."""
 
 
@@ -299,15 +299,17 @@ class _Term:
 
     def _calls(self, row: Rows, crowds: int) -> Times:
         """Least time of a call with the fewest rows of each of the first so many crowds; the times found are kept."""
-        if row not in self._cheapest:
+        found = self._cheapest.get(row, ())
+        if len(found) < crowds:
+            found = (*found, *map(self._least_call, _multiples(row, crowds)[len(found) :]))
             if len(self._cheapest) >= _KEPT:
                 self._cheapest.clear()
-            self._cheapest[row] = []
-        found = self._cheapest[row]
-        if len(found) < crowds:
-            for rows in _multiples(row, crowds)[len(found) :]:
-                found.append(min(way.call(rows) for way in self._ways))
+            self._cheapest[row] = found  # at once, for other threads read and add meanwhile
         return np.array(found[:crowds])
+
+    def _least_call(self, rows: Rows) -> float:
+        """Time of one call in the fastest way."""
+        return min(way.call(rows) for way in self._ways)
 
 
 def _highest(prices: Times, counts: Times, most: float) -> list[tuple[float, float]]:
