@@ -125,10 +125,12 @@ def test_pictures_follow_cards_and_sliders(session, tour, capsys):
             move_card(tour, chance.choice(CARDS))
         tour.page.wait_for_function(FOLLOWED, polling=50)  # not in every frame, each of which takes time
         taken = {what: after - before[what] for what, after in spent.now().items()}
-        found["slider moved" if number % 2 else "card dropped"].append({**tour.page.evaluate("window.seen"), **taken})
+        seen = tour.page.evaluate("window.seen")
+        every = {"all pictures": max(filter(None, seen.values()))}
+        found["slider moved" if number % 2 else "card dropped"].append({**seen, **every, **taken})
     with capsys.disabled():
         for what, seen in found.items():
-            for part in ("figures", "lanes", "curves", "kernel's CPU", "page's CPU"):
+            for part in ("figures", "lanes", "curves", "all pictures", "kernel's CPU", "page's CPU"):
                 waits = [each[part] for each in seen if each.get(part)]
                 print(f"\n{what}, {part:12} {told(waits)} ({len(waits)} moves)", end="")
         print()

@@ -16,7 +16,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware import Machine
 from workbench.hardware.profile import Contention, Cores, Pace
-from workbench.schedules.plan import COMPUTE, LANES, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
+from workbench.schedules.plan import COMPUTE, LANES, Carry, Page, Plan, Task, Turns, busy_seconds, one_at_a_time, play
 from workbench.serving.task_cost import Price, Pricer, TaskCost
 from workbench.stages import CutRows, PartRows, RowClass, Rows
 
@@ -137,6 +137,7 @@ class PlanCost:
         self._machine = machine
         self._profile = cost.profile
         self._groups: dict[tuple[int, range | None, int, int], CostGroups] = {}
+        self._sizes: dict[tuple[tuple[tuple[int, int], ...], Page, bool, range | None], tuple[float, ...]] = {}
         self._lock = Lock()
 
     def between(self, plan: Plan) -> float:
@@ -292,7 +293,7 @@ class PlanCost:
             sizes = None
             key: tuple[object, ...]
             if task.part is None:
-                sizes = self._sizes(task, cut)
+                sizes = self._sizes_of(task, cut)
                 key = (keys[id(task.node)], sizes, task.carry)
             else:
                 key = (keys[id(task.node)], task.part, None if cut is None else id(cut.at(place)))
@@ -318,10 +319,18 @@ class PlanCost:
             found[node] = self.cost.mark(task.node, max(task.layer, 0))
         return found
 
-    def _sizes(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:
+    def _sizes_of(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:
         """The sizes that a weight transfer can have, one if it has the same for any rows; equal for equal transfers."""
+        always = task.for_next or task.carry is Carry.IN
+        key = (task.weights_of, task.page, always, None if cut is None else cut.layers)
+        if key not in self._sizes:
+            self._sizes[key] = self._new_sizes(task, cut, always=always)
+        return self._sizes[key]
+
+    def _new_sizes(self, task: Task, cut: CutRows | None, *, always: bool) -> tuple[float, ...]:
+        """See `_sizes_of`; one if it is `always` brought whole."""
         whole = self.cost.weight_transfer(task)
-        if task.for_next or task.carry is Carry.IN:
+        if always:
             return (whole,)
         every, *some = (
             self.cost.exact_transfer(task.weights_of, rows) for rows in (RowClass.ALL, *RowClass.ALL.classes)

@@ -9,7 +9,7 @@ from itertools import count as numbers
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES
-from workbench.hardware import Device, Machine
+from workbench.hardware import Device, Link, Machine
 from workbench.hardware.profile import Losses, OpTime
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
@@ -57,6 +57,7 @@ _ANSWERS = 16
 _KEPT = 64
 """Numbers of models on machines that are kept."""
 _UNUSED = numbers()
+_ANY_LINK = Link(1.0, 1.0)
 _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Place.GPU)}
 
 
@@ -77,6 +78,7 @@ class TaskCost:
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._routing = routing
         self._given = _number(model, machine, precision, routing)
+        self._of_stages = _number(model, _that_computes(machine), precision, routing)
         self._marks: dict[Hashable, int] = {}
         self._unused = numbers()
         self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
@@ -331,7 +333,9 @@ class TaskCost:
     def call_key(self, what: Stage | Node, layer: int) -> Hashable:
         """A mark that is equal for stages, and for nodes, of any wiring that cost the same with equal rows."""
         if isinstance(what, Stage):
-            return self._given, self._stage_key(what, layer)
+            return self._of_stages, self._stage_key(what, layer)
+        if what.kind in _ENDS:
+            return self._of_stages, what.kind
         return self._given, self.price_key(what, layer), self.losses
 
     def _stage_key(self, stage: Stage, layer: int) -> Hashable:
@@ -552,20 +556,31 @@ class TaskCost:
 
     def gpu_seconds(self, tokens: float) -> float:
         """Time of a layer on the gpu lane for prompt tokens, without their attention to one another, mean [s]."""
-        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         rows = Rows(prefill=tokens)
-        total = 0.0
+        total = sum(count * price(rows)[0] for count, price in self._segments_on_gpu)
+        return total / self._stack.layers
+
+    @cached_property
+    def _segments_on_gpu(self) -> list[tuple[int, Pricer]]:
+        """The prices of the segments of the gpu lane, each with the number of layers that have it."""
+        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
+        found = list[tuple[int, Pricer]]()
         for layer, count in self._stack.alike:
             for node in self._stack.at(layer):
                 if node is not None and node.kind is NodeKind.SEGMENT and node.lane == "gpu":
-                    total += count * self.node(node, rows, threads, layer)
-        return total / self._stack.layers
+                    found.append((count, self.pricer(node, threads, layer)))
+        return found
 
 
 @lru_cache(maxsize=_KEPT)
 def _number(model: ModelConfig, machine: Machine, precision: Precision, routing: Routing) -> int:
     """A number that only equal ones share, for keys: these take long to hash."""
     return next(_UNUSED)
+
+
+def _that_computes(machine: Machine) -> Machine:
+    """The machine with any link and any GPU memory, on neither of which the time of a stage depends."""
+    return replace(machine, link=_ANY_LINK, throttled=False, gpu=replace(machine.gpu, memory=1.0))
 
 
 def _rows_of_part(batch: Batch, model: ModelConfig) -> Rows | CutRows:

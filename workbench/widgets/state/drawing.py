@@ -159,11 +159,11 @@ class Drawing:
         refused = isinstance(found[chosen.name], Refused)
         figures = self._figures(settings, found, None, searched=not refused)
         lanes = self._lanes(settings)
-        if refused:  # what would fit takes a search, and a first point is somewhere else
+        if refused:  # a first point is somewhere else, and what would fit takes a search
             self._publish(figures=figures, lanes=lanes)
-            self._publish(figures=self._figures(settings, found, None))
-            for name in ("bound", chosen.name):
-                self._publish(curves=self._first_curves(settings, overtaken, of=name))
+            self._publish(curves=self._first_curves(settings, overtaken, of="bound"))
+            figures = self._figures(settings, found, None)
+            self._publish(figures=figures, curves=self._first_curves(settings, overtaken, of=chosen.name))
         else:
             curves = self._first_curves(settings, overtaken, of=chosen.name)
             self._publish(figures=figures, curves=curves, lanes=lanes)
