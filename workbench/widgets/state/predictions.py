@@ -31,7 +31,7 @@ from workbench.widgets.state.settings import Settings, full_link
 _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
-SOON = 0.05
+SOON = 0.04
 """Longest simulation that is to follow a slider [s]."""
 FULL = 0.15
 """Longest simulation of a sample that fills the cache [s]."""
