@@ -619,8 +619,8 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
 
 def of_views() -> Iterator[tuple[str, str]]:
     """How long simulations may take in the views."""
-    yield "docs/widgets.md", f"as many as take {SOON} s, or"
-    yield "docs/widgets.md", f"if that takes at most {FULL} s"
+    yield "docs/widgets.md", f"no fewer than take {SOON} s and"
+    yield "docs/widgets.md", f"no more than take {FULL} s"
     yield "docs/widgets.md", f"unless that takes more than {PATIENT} s"
 
 

@@ -212,6 +212,28 @@ def test_options_open_by_enter_and_give_the_focus_back(opened):
     assert "defer 3" in builder.page.locator("[data-card=experts]").inner_text()
 
 
+def test_an_option_that_cannot_be_set_is_described_by_its_reason(opened):
+    builder = opened("vslpipe")
+    builder.page.evaluate(
+        """reasons => {
+        const wiring = structuredClone(fake.state.wiring);
+        const card = wiring.ranges[0].chain.find(each => each.name === "experts");
+        for (const option of card.options) option.why = reasons[option.name] ?? "";
+        fake.put({wiring});
+    }""",
+        {"defer": "no decodes", "skip": "no decodes", "experts": "of some rows"},
+    )
+    builder.page.locator("[data-card=experts]").focus()
+    builder.press("Enter")
+    for label, reason in (("defer experts", "no decodes"), ("skip experts", "no decodes"), ("which", "of some rows")):
+        field = builder.page.get_by_label(label, exact=True)
+        assert field.is_disabled()
+        described = "it => it.getRootNode().getElementById(it.getAttribute('aria-describedby')).textContent"
+        assert field.evaluate(described) == reason
+    assert builder.page.locator(".wb-option-why").all_inner_texts() == ["no decodes", "of some rows"]
+    assert builder.page.locator(".wb-options select").get_attribute("aria-describedby") is None
+
+
 def test_experts_are_split_over_both_devices_by_a_button_or_a_key(opened):
     builder = opened("vslpipe")
     builder.page.locator("[data-card=experts]").hover()

@@ -66,7 +66,7 @@ WATCH = """root => {
     watch("curves", ".wb-curves", later);
 }"""
 """Notes when each part is drawn anew: figures of the chosen schedule come before those of the others, or with them."""
-FOLLOWED = "() => window.seen.figures && window.seen.curves"
+FOLLOWED = "() => window.seen.figures && window.seen.curves && window.seen.lanes !== null"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_pictures_follow_cards_and_sliders(session, tour, capsys):
         tour.page.wait_for_function(FOLLOWED, polling=50)  # not in every frame, each of which takes time
         taken = {what: after - before[what] for what, after in spent.now().items()}
         seen = tour.page.evaluate("window.seen")
-        every = {"all pictures": max(filter(None, seen.values()))}
+        every = {"all pictures": max(seen.values())}
         found["slider moved" if number % 2 else "card dropped"].append({**seen, **every, **taken})
     with capsys.disabled():
         for what, seen in found.items():

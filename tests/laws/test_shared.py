@@ -63,7 +63,9 @@ def alike(draw):
     link = replace(machine.link, h2d=2 * machine.link.h2d)
     gpu = replace(machine.gpu, memory=draw(st.sampled_from([1e5, 2e5, 1e6])))
     faster = replace(machine.gpu, bandwidth=2 * machine.gpu.bandwidth)
-    machines = (replace(machine, **{name: part}) for name, part in (("link", link), ("gpu", gpu), ("gpu", faster)))
+    host = replace(machine.cpu, bandwidth=machine.cpu.bandwidth / 64)
+    parts = (("link", link), ("gpu", gpu), ("gpu", faster), ("cpu", host))
+    machines = (replace(machine, **{name: part}) for name, part in parts)
     changed = [{"memory": more}, *({"machine": each} for each in machines)]
     found = [scenario, *(scenario.on(**change) for change in changed)]
     pairs = [draw(st.permutations(found))[:2]]

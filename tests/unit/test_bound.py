@@ -38,7 +38,7 @@ def test_a_bound_says_so_and_names_its_limit():
     assert (result.generated, result.processed) == (12, 3 * 11)
 
 
-def test_threads_that_ask_for_the_same_calls_at_once_find_each_once():
+def test_threads_that_ask_for_the_same_calls_at_once_keep_each_once():
     def slow(rows):
         time.sleep(1e-4)  # the other thread goes on
         return rows.prefill

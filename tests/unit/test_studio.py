@@ -9,6 +9,7 @@ import weakref
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import LIGHTNING, MIXED, PIPELINES, VSL
 from workbench.core.energy import Energy
-from workbench.core.errors import EngineError, ScheduleError, StoppedError
+from workbench.core.errors import CapacityError, EngineError, ScheduleError, StoppedError
 from workbench.core.quiet import OTHERS
 from workbench.core.result import Source
 from workbench.core.units import format_bytes, format_seconds, four_digits
@@ -470,11 +471,14 @@ def test_a_memory_that_is_too_small_is_told_before_what_would_fit_is_found(monke
     desk = Desk(tiny_scenario(pipeline=VSL, requests=6, machine=small_machine(gpu_memory=2 * needed)), [VSLPipe()])
     desk.drawn()
     out, told = desk.studio._out, list[tuple[bool, str, int, int]]()
+    searched_before_curves = list[int]()
 
     def seen(**parts):
         figures = parts.get("figures", {"problem": ""})
         if figures["problem"]:
             told.append((figures["searching"], figures["problem"], len(figures["mends"]), len(found)))
+        if "curves" in parts:
+            searched_before_curves.append(len(found))
         out(**parts)
 
     desk.studio._out = seen
@@ -485,6 +489,34 @@ def test_a_memory_that_is_too_small_is_told_before_what_would_fit_is_found(monke
     assert not done
     assert mends
     assert reason.startswith(f"{cause} It fits with")
+    assert searched_before_curves[0] == 0
+    desk.studio.close()
+
+
+def test_what_would_fit_is_offered_before_other_schedules_are_simulated(monkeypatch):
+    monkeypatch.setattr(drawing, "loader", lambda: SimpleNamespace(there=True))
+    needed = fits(tiny_scenario(pipeline=VSL, requests=6), VSLPipe()).gpu.total
+    machine = small_machine(gpu_memory=2 * needed)
+    desk = Desk(tiny_scenario(pipeline=VSL, requests=6, machine=machine), [VSLPipe(), Sequential()])
+    desk.drawn()
+    out, simulation, steps = desk.studio._out, desk.studio.predictions.simulation, list[str]()
+
+    def seen(**parts):
+        if parts.get("figures", {}).get("mends"):
+            steps.append("offered")
+        out(**parts)
+
+    def simulated(settings, schedule, **how):
+        steps.append(schedule.name)
+        return simulation(settings, schedule, **how)
+
+    desk.studio._out = seen
+    monkeypatch.setattr(desk.studio.predictions, "simulation", simulated)
+    monkeypatch.setattr(desk.studio.predictions, "bound", lambda _: Refused(CapacityError("nothing fits.")))
+    desk.say("set", name="gpu_memory", value=0)
+    desk.drawn()
+    assert set(steps[: steps.index("offered")]) == {"VSLPipe"}
+    assert "Sequential" in steps
     desk.studio.close()
 
 

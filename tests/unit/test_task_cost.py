@@ -57,6 +57,14 @@ def cost_of(scenario: Scenario, stack: StackGraph) -> TaskCost:
     return TaskCost(stack, scenario.model, scenario.machine, scenario.precision, scenario.routing)
 
 
+def call_keys(scenario: Scenario) -> list[list[object]]:
+    """The keys of every stage of the first layer, and of every transfer."""
+    stack = scenario.graph
+    cost = cost_of(scenario, stack)
+    transfers = [node for node in stack.at(0) if node is not None and node.lane in ("h2d", "d2h")]
+    return [[cost.call_key(what, 0) for what in each] for each in (stack.stages(0), transfers)]
+
+
 def priced(pipeline: Pipeline = VSL, **changes: object) -> TaskCost:
     scenario = Scenario(
         pipeline,
@@ -329,3 +337,33 @@ def test_fetched_kv_of_windowed_layers_is_that_of_their_windows():
     busy = simulate(of, Sequential()).busy["h2d"]
     entry = model.kv_elements * DTYPE_BYTES[of.precision.kv]
     assert busy * of.machine.link.h2d == pytest.approx((40 + 2 * 92) * entry)
+
+
+def test_the_calls_of_stages_are_shared_by_machines_that_compute_alike():
+    scenario = tiny_scenario(pipeline=PIPELINES["vslpipe"])
+    machine = scenario.machine
+    gpu, cpu, link = machine.gpu, machine.cpu, machine.link
+    stages, transfers = call_keys(scenario)
+    assert stages
+    assert transfers
+    for part in (
+        {"gpu": replace(gpu, memory=2 * gpu.memory)},
+        {"link": replace(link, h2d=2 * link.h2d)},
+        {"link": replace(link, d2h=2 * link.d2h)},
+        {"link": replace(link, overhead=1 + link.overhead)},
+        {"throttled": True},
+    ):
+        found = call_keys(scenario.on(machine=replace(machine, **part)))
+        assert found[0] == stages
+        assert found[1] != transfers
+    for part in (
+        {"gpu": replace(gpu, bandwidth=2 * gpu.bandwidth)},
+        {"gpu": replace(gpu, overhead=1 + gpu.overhead)},
+        {"gpu": replace(gpu, flops=tuple((dtype, 2 * rate) for dtype, rate in gpu.flops))},
+        {"cpu": replace(cpu, bandwidth=2 * cpu.bandwidth)},
+        {"cpu": replace(cpu, overhead=1 + cpu.overhead)},
+        {"cores": Cores(1, 1, 2, 0.0, 0.0)},
+    ):
+        found = call_keys(scenario.on(machine=replace(machine, **part)))
+        assert not set(found[0]) & set(stages)
+        assert not set(found[1]) & set(transfers)

@@ -30,7 +30,7 @@ _EXACT = 32  # from twice as many rows on, one call stands for all calls with up
 _KEPT = 24
 """Terms of limits, and rows of calls, that are kept for other scenarios with the same prices."""
 _STAGES = 128
-"""Stages and transfers whose calls are kept for other wirings that have them too."""
+"""Stages and transfers whose calls are kept for other wirings and links where they cost the same."""
 
 _HIGHER = 1 + 1e-12
 """A line that is not higher by this factor than others where these meet is left out."""
@@ -302,7 +302,7 @@ class _Term:
         found = self._cheapest.get(row, ())
         if len(found) < crowds:
             found = (*found, *map(self._least_call, _multiples(row, crowds)[len(found) :]))
-            if len(self._cheapest) >= _KEPT:
+            if row not in self._cheapest and len(self._cheapest) >= _KEPT:
                 self._cheapest.clear()
             self._cheapest[row] = found  # at once, for other threads read and add meanwhile
         return np.array(found[:crowds])

@@ -129,6 +129,14 @@ class _Beside(NamedTuple):
     tasks: float
 
 
+class _Sizes(NamedTuple):
+    """Bytes of a weight transfer: all, those that each class of rows is computed with, and true if these are all."""
+
+    whole: float
+    of_classes: tuple[float, ...]
+    alike: bool
+
+
 class PlanCost:
     """Prices and plays the plans of scenarios whose tasks have the same prices, on one machine."""
 
@@ -137,7 +145,7 @@ class PlanCost:
         self._machine = machine
         self._profile = cost.profile
         self._groups: dict[tuple[int, range | None, int, int], CostGroups] = {}
-        self._sizes: dict[tuple[tuple[tuple[int, int], ...], Page, bool, range | None], tuple[float, ...]] = {}
+        self._sizes: dict[tuple[tuple[tuple[int, int], ...], Page], _Sizes] = {}
         self._lock = Lock()
 
     def between(self, plan: Plan) -> float:
@@ -321,23 +329,20 @@ class PlanCost:
 
     def _sizes_of(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:
         """The sizes that a weight transfer can have, one if it has the same for any rows; equal for equal transfers."""
-        always = task.for_next or task.carry is Carry.IN
-        key = (task.weights_of, task.page, always, None if cut is None else cut.layers)
-        if key not in self._sizes:
-            self._sizes[key] = self._new_sizes(task, cut, always=always)
-        return self._sizes[key]
+        key = (task.weights_of, task.page)
+        sizes = self._sizes.get(key) or self._sizes.setdefault(key, self._new_sizes(task))
+        if task.for_next or task.carry is Carry.IN or (cut is None and sizes.alike):
+            return (sizes.whole,)
+        passed = () if cut is None else (layer in cut.layers for layer, _ in task.weights_of)
+        return (sizes.whole, *sizes.of_classes, *passed)
 
-    def _new_sizes(self, task: Task, cut: CutRows | None, *, always: bool) -> tuple[float, ...]:
-        """See `_sizes_of`; one if it is `always` brought whole."""
+    def _new_sizes(self, task: Task) -> _Sizes:
+        """See `_sizes_of`."""
         whole = self.cost.weight_transfer(task)
-        if always:
-            return (whole,)
         every, *some = (
             self.cost.exact_transfer(task.weights_of, rows) for rows in (RowClass.ALL, *RowClass.ALL.classes)
         )
-        if cut is None:
-            return (whole,) if some == [every, every] else (whole, *some)
-        return (whole, *some, *(layer in cut.layers for layer, _ in task.weights_of))
+        return _Sizes(whole, tuple(some), some == [every, every])
 
     def _weight_price(self, task: Task, parts: Sequence[PartRows]) -> Price:
         size = self.cost.weight_transfer(task, parts)

@@ -162,8 +162,8 @@ class Drawing:
         if refused:  # a first point is somewhere else, and what would fit takes a search
             self._publish(figures=figures, lanes=lanes)
             self._publish(curves=self._first_curves(settings, overtaken, of="bound"))
-            figures = self._figures(settings, found, None)
-            self._publish(figures=figures, curves=self._first_curves(settings, overtaken, of=chosen.name))
+            self._publish(figures=self._figures(settings, found, None))
+            self._publish(curves=self._first_curves(settings, overtaken, of=chosen.name))
         else:
             curves = self._first_curves(settings, overtaken, of=chosen.name)
             self._publish(figures=figures, curves=curves, lanes=lanes)
@@ -262,9 +262,9 @@ class Drawing:
     # ------------------------------------------------------------------------------------------------------- curves
 
     def _first_curves(self, settings: Settings, overtaken: Callable[[], bool], *, of: str) -> Plain:
-        """The curves as soon as one of them has a point, at the present value or where there is one next to it."""
+        """Bound and chosen schedule, as soon as one of them has a point: at the present value or next to it."""
         points = _Points({}, defaultdict(list), {})
-        for points in self._points(settings, overtaken):
+        for points in self._points(settings, overtaken, ()):
             if of in points.of:
                 break
         return self._drawn_curves(settings, points, busy=True)
@@ -278,7 +278,8 @@ class Drawing:
         """
         due = math.inf if again else time.monotonic() + _PATIENCE
         points = _Points({}, defaultdict(list), {})
-        for points in self._points(settings, overtaken):
+        others = [each for each in self._schedules(settings) if each != settings.schedule]
+        for points in self._points(settings, overtaken, others if loader().there else ()):
             if time.monotonic() > due:
                 self._publish(curves=self._drawn_curves(settings, points, busy=True))
                 due = time.monotonic() + _PATIENCE
@@ -290,8 +291,12 @@ class Drawing:
         """The setting over which curves are drawn."""
         return self._axis if len(self._axis.steps(settings)) > 1 else KV_CAPACITY
 
-    def _points(self, settings: Settings, overtaken: Callable[[], bool]) -> Iterator[_Points]:
+    def _points(
+        self, settings: Settings, overtaken: Callable[[], bool], others: Sequence[Schedule]
+    ) -> Iterator[_Points]:
         """The points of curves, one more of each at a time, outward from the present value.
+
+        The chosen schedule and the bound are complete before the others begin.
 
         Raises
         ------
@@ -302,9 +307,7 @@ class Drawing:
         values = tuple(step.value for step in axis.steps(settings))
         places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
         points = _Points({}, defaultdict(list), {})
-        schedules = [each for each in self._schedules(settings) if each != settings.schedule]
-        rounds = ([settings.schedule], schedules) if schedules and loader().there else ([settings.schedule],)
-        for drawn in rounds:  # the chosen schedule and the bound are complete before the others begin
+        for drawn in ([settings.schedule], others) if others else ([settings.schedule],):
             for place in places:
                 number = int(place) - 1
                 at = settings if number == axis.at(settings) else axis.write(settings, values[number])

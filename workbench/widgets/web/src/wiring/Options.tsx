@@ -23,7 +23,9 @@ const LABELS: Record<string, string> = { defer: "defer experts", skip: "skip exp
 
 // What can be done with one card.
 export function Options({ card, next, refused, at, onOption, onPlace, onStep, onFork, onSplit, onRemove, onClose }: Props): ReactNode {
+  const id = useId();
   const place = useRef<HTMLDivElement>(null);
+  const last = card.options.map(({ why }, place) => card.options[place + 1]?.why !== why); // of those with one reason
   useLeave(place, true, () => onClose(false));
   useEffect(() => place.current?.querySelector<HTMLElement>("input:enabled, select:enabled, button:enabled")?.focus(), []);
   const across = other(card.device);
@@ -53,8 +55,12 @@ export function Options({ card, next, refused, at, onOption, onPlace, onStep, on
       </p>
       {card.options.map((option, place) => (
         <div key={option.name}>
-          <OptionField option={option} refused={refused} onOption={onOption} />
-          {option.why && option.why !== card.options[place + 1]?.why && <p className="wb-note wb-option-why">{option.why}</p>}
+          <OptionField option={option} reason={option.why ? `${id}${last.indexOf(true, place)}` : undefined} refused={refused} onOption={onOption} />
+          {option.why && last[place] && (
+            <p id={`${id}${place}`} className="wb-note wb-option-why">
+              {option.why}
+            </p>
+          )}
         </div>
       ))}
       <div className="wb-options-acts">
@@ -77,12 +83,13 @@ export function Options({ card, next, refused, at, onOption, onPlace, onStep, on
 
 interface FieldProps {
   option: Option;
+  reason: string | undefined; // id of the words that say why it cannot be set
   refused: string;
   onOption: Props["onOption"];
 }
 
 // A text that is taken when Enter is pressed or the field is left, with some that are offered.
-function FreeText({ option, refused, onOption }: FieldProps): ReactNode {
+function FreeText({ option, reason, refused, onOption }: FieldProps): ReactNode {
   const id = useId();
   const [typed, setTyped] = useState(String(option.value));
   const [asked, setAsked] = useState(false); // nothing was typed since the last text was sent
@@ -103,7 +110,7 @@ function FreeText({ option, refused, onOption }: FieldProps): ReactNode {
           value={typed}
           disabled={Boolean(option.why)}
           aria-invalid={wrong !== ""}
-          aria-describedby={id}
+          aria-describedby={reason ?? id}
           onChange={(event) => {
             setTyped(event.target.value);
             setAsked(false);
@@ -130,13 +137,14 @@ function labelOf(option: Option): string {
   return option.label ?? LABELS[option.name] ?? option.name;
 }
 
-function OptionField({ option, refused, onOption }: FieldProps): ReactNode {
-  if (option.free) return <FreeText option={option} refused={refused} onOption={onOption} />;
+function OptionField(props: FieldProps): ReactNode {
+  const { option, reason, onOption } = props;
+  if (option.free) return <FreeText {...props} />;
   return (
     <label className="wb-option">
       <span>{labelOf(option)}</span>
       {option.choices ? (
-        <select value={option.value} disabled={Boolean(option.why)} onChange={(event) => onOption(option.name, event.target.value)}>
+        <select value={option.value} disabled={Boolean(option.why)} aria-describedby={reason} onChange={(event) => onOption(option.name, event.target.value)}>
           {option.choices.map((choice) => (
             <option key={choice} value={choice}>
               {choice}
@@ -150,6 +158,7 @@ function OptionField({ option, refused, onOption }: FieldProps): ReactNode {
           max={option.most}
           value={option.value}
           disabled={Boolean(option.why)}
+          aria-describedby={reason}
           onChange={(event) => {
             const value = event.target.valueAsNumber;
             if (Number.isInteger(value) && value >= 0 && value <= (option.most ?? value)) onOption(option.name, value);
