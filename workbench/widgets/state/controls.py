@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from workbench.core.units import format_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack, ranges_of
@@ -205,6 +205,8 @@ class Controls:
                     self._choose_model,
                     note=has_weights,
                 ),
+                Chooser("weights", "Weights in", _weight_formats, _weights_in, _set_weights, checked=True),
+                Chooser("kv", "KV cache in", _kv_formats, _kv_in, _set_kv, checked=True),
                 Chooser("machine", "Machine", self._offer_machines, lambda now: now.machine, Settings.on_machine),
                 LINK,
                 GPU_MEMORY,
@@ -306,6 +308,41 @@ class Controls:
             shown = own.pop(type(each), each)
             found[shown.name] = shown
         return found
+
+
+def _weight_formats(settings: Settings) -> Mapping[str, str | None]:
+    """Formats of the weights by name, the model's own first."""
+    model = settings.model
+    own = f"{model.dtype}, experts in {model.expert_dtype}" if model.expert_dtype else model.dtype
+    mixed = model.expert_dtype or model.other_dtype
+    whole = {dtype: dtype for dtype in DTYPE_BYTES if mixed or dtype != model.dtype}
+    return {f"the model's own ({own})": None, **whole, **{f"experts in {form}": form for form in QUANTISED}}
+
+
+def _weights_in(settings: Settings) -> str | None:
+    """Format of the weights; None for the model's own."""
+    found = settings.memory.weights
+    return found if found in _weight_formats(settings).values() else None
+
+
+def _set_weights(settings: Settings, value: str | None) -> Settings:
+    return settings.on(memory=replace(settings.memory, weights=value))
+
+
+def _kv_formats(settings: Settings) -> Mapping[str, str | None]:
+    """Formats of the KV cache by name, that of the model's own computations first."""
+    own = settings.model.dtype
+    return {f"the model's own ({own})": None, **{dtype: dtype for dtype in DTYPE_BYTES if dtype != own}}
+
+
+def _kv_in(settings: Settings) -> str | None:
+    """Format of the KV cache; None for the model's own."""
+    found = settings.memory.kv
+    return None if found == settings.model.dtype else found
+
+
+def _set_kv(settings: Settings, value: str | None) -> Settings:
+    return settings.on(memory=replace(settings.memory, kv=value))
 
 
 # ------------------------------------------------------------------------------------------------------------ sliders

@@ -22,6 +22,7 @@ MOST = 4
 Measured = Sequence[tuple[Settings, Result]]
 _PARTS = 2
 """Parts of a memory that are told, the largest ones."""
+_OWN = "the model's own format"
 _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -170,6 +171,8 @@ def _told(settings: Settings) -> list[str]:
     """Every choice of some settings, in words."""
     return [
         settings.model.name,
+        f"weights in {settings.memory.weights or _OWN}",
+        f"KV in {settings.memory.kv or settings.model.dtype}",
         settings.machine.name,
         _wirings(settings),
         settings.schedule.name,
