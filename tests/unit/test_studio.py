@@ -891,15 +891,16 @@ def test_curves_with_points_of_samples_say_so_and_leave_small_ones_out(share, sm
     assert points.sampled == {name: [1.0] for name, _ in kinds}
 
 
-def test_a_sample_of_all_requests_is_the_whole_for_quick_questions_too(monkeypatch):
+@pytest.mark.parametrize("number", [4, 6])
+def test_a_sample_of_more_requests_stands_for_quick_questions_too(monkeypatch, number):
     settings = Settings.of(tiny_scenario(pipeline=VSL, requests=6), VSLPipe())
     predictions = Predictions()
     monkeypatch.setattr(predictions, "_note_pace", lambda *_: None)
-    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else 6)
+    monkeypatch.setattr(predictions, "_sample", lambda _, longest: 1 if longest == predicted.SOON else number)
     assert predictions.simulation(settings, VSLPipe(), soon=True).facts["requests"] == "1"
-    whole = predictions.simulation(settings, VSLPipe())
-    assert whole.facts["requests"] == "6"
-    assert predictions.simulation(settings, VSLPipe(), soon=True) is whole
+    more = predictions.simulation(settings, VSLPipe())
+    assert more.facts["requests"] == str(number)
+    assert predictions.simulation(settings, VSLPipe(), soon=True) is more
 
 
 def test_curves_are_busy_until_those_of_all_requests_are_drawn(monkeypatch):

@@ -107,7 +107,7 @@ class Predictions:
     ) -> Result | Refused:
         """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
 
-        `soon` allows less time for it. The same question has the same answer, until all requests have been simulated.
+        `soon` allows less time for it. The same question has the same answer, until more requests have been simulated.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Predictions:
         """
         asked = settings.on(schedule=schedule)
         longest = SOON if soon else PATIENT
-        found = self._simulations.get(asked) or self._answers.get((asked, soon))
+        found = self._simulations.get(asked) or self._answers.get((asked, False)) or self._answers.get((asked, soon))
         while found is None:
             number = self._sample(asked, longest)
             due = math.inf if number == 1 else perf_counter() + max(2 * longest, 2 * FULL if number else FULL)
