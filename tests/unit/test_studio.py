@@ -124,13 +124,16 @@ def test_formats_of_weights_and_kv_are_chosen():
     scenario = tiny_scenario(pipeline=VSL, requests=6, model=wb.models["mixtral-8x7b"], machine=wb.machines["a40"])
     desk = Desk(scenario, [VSLPipe()])
     (weights, held), whole = (desk.control("weights"), desk.control("kv")), desk.studio.predictions
-    assert weights["value"] == held["value"] == "the model's own (bf16)"
+    assert weights["value"] == held["value"] == "the model's own: bf16"
     before = desk.studio.settings
-    desk.say("pin").say("set", name="weights", value="experts in int4").say("pin")
+    desk.say("pin").say("set", name="weights", value="experts in int4, the rest as it is").say("pin")
     desk.say("set", name="kv", value="fp32").say("pin")
     now = desk.studio.settings
     assert (now.memory.weights, now.memory.kv) == ("int4", "fp32")
-    assert (desk.control("weights")["value"], desk.control("kv")["value"]) == ("experts in int4", "fp32")
+    assert (desk.control("weights")["value"], desk.control("kv")["value"]) == (
+        "experts in int4, the rest as it is",
+        "fp32",
+    )
     assert now.kv_tokens == before.kv_tokens
     assert now.kv_capacity == 2 * before.kv_capacity
     streamed = [whole.ledger(each).gpu["weight slots"] for each in (before, now)]
@@ -143,7 +146,7 @@ def test_formats_of_weights_and_kv_are_chosen():
     reasons = {each["label"]: each["why"] for each in desk.control("weights")["options"]}
     assert [label for label, why in reasons.items() if "has no known FLOP rate" in why] == ["fp16"]
     desk.say("set", name="model", value="qwen3-30b-a3b")
-    assert desk.control("weights")["value"] == "the model's own (bf16)"
+    assert desk.control("weights")["value"] == "the model's own: bf16"
     desk.studio.close()
 
 
@@ -152,12 +155,14 @@ def test_experts_of_another_format_than_the_rest_may_be_brought_into_it():
     controls = desk.studio.controls
     settings = desk.studio.settings.on_model(wb.models["gpt-oss-120b"])
     options = controls["weights"].options(settings)
-    assert list(options)[:3] == ["the model's own (bf16, experts in mxfp4)", "fp32", "bf16"]
+    assert list(options)[:3] == ["the model's own: mxfp4 (experts) and bf16", "fp32", "bf16"]
     given = settings.on(memory=replace(settings.memory, weights="bf16", kv="bf16"))
     assert controls["weights"].plain(given, lambda _: None)["value"] == "bf16"
-    assert controls["kv"].plain(given, lambda _: None)["value"] == "the model's own (bf16)"
+    assert controls["kv"].plain(given, lambda _: None)["value"] == "the model's own: bf16"
+    stored = given.on(model=replace(tiny_model(dtype="bf16"), formats=(("experts", 0.6),)))
+    assert list(controls["weights"].options(stored))[:3] == ["the model's own: as stored", "fp32", "bf16"]
     plain = given.on(model=tiny_model(dtype="bf16"))
-    assert controls["weights"].plain(plain, lambda _: None)["value"] == "the model's own (bf16)"
+    assert controls["weights"].plain(plain, lambda _: None)["value"] == "the model's own: bf16"
     desk.studio.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 import workbench as wb
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
+from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.hardware import Machine
 from workbench.hardware.profile import Profile
 from workbench.schedules import CGOPipe, Overlap, Sequential, VSLPipe, contenders
@@ -17,6 +18,8 @@ from workbench.serving import fits
 from workbench.widgets.state.controls import GPU_MEMORY, KV_CAPACITY, LINK, MICRO_BATCHES, SLIDERS, Controls
 from workbench.widgets.state.ladders import ladder, nearest, outward
 from workbench.widgets.state.offered import (
+    HELD,
+    in_held_formats,
     machines_offered,
     on_this_computer,
     runnable,
@@ -249,6 +252,35 @@ def test_settings_for_this_computer_have_requests_that_its_model_takes():
     assert 32 < int((longest.prompt_len + longest.output_len - 1).max()) <= 128
     assert fits(found.scenario(), found.schedule)
     assert why_not_live(found) == ""
+
+
+def test_a_run_says_which_formats_it_does_not_hold():
+    assert tuple(TORCH_DTYPES) == HELD
+    away = of(server().on(workload=Workload.lengths([4, 40], 20)))
+    here = on_this_computer(away.on_model(with_weights(max_position_embeddings=128)), wb.Machine.local())
+    for changes, told in (
+        ({"kv": "fp16"}, "kv in fp32 or bf16 (fp16 was chosen)"),
+        ({"weights": "fp16", "kv": "bf16"}, "weights in fp32 or bf16 (fp16 was chosen)"),
+    ):
+        chosen = here.on(memory=replace(here.memory, **changes))
+        assert why_not_live(chosen) == f"A run needs {told}."
+        held = in_held_formats(chosen)
+        assert why_not_live(held) == ""
+        assert held.memory.kv == (None if changes["kv"] == "fp16" else "bf16")
+    rounded = here.on(memory=replace(here.memory, weights="int4"))
+    assert in_held_formats(rounded) == rounded
+    assert why_not_live(rounded) == ""
+
+
+def test_another_format_changes_a_cache_that_suits_and_no_other():
+    settings = of(server())
+    controls = Controls(settings, ())
+    suited = settings.with_suitable_kv()
+    assert not controls["kv"].write(settings, "fp32").suited
+    assert controls["kv"].write(settings, "fp32").kv_tokens == settings.kv_tokens
+    found = controls["kv"].write(suited, "fp32")
+    assert found.suited
+    assert found.kv_tokens == suitable_kv(found)
 
 
 def test_the_model_at_hand_comes_before_others_with_weights():

@@ -205,8 +205,8 @@ class Controls:
                     self._choose_model,
                     note=has_weights,
                 ),
-                Chooser("weights", "Weights in", _weight_formats, _weights_in, _set_weights, checked=True),
-                Chooser("kv", "KV cache in", _kv_formats, _kv_in, _set_kv, checked=True),
+                Chooser("weights", "Weights in", _weight_formats, _weights_in, _format_of("weights"), checked=True),
+                Chooser("kv", "KV cache in", _kv_formats, _kv_in, _format_of("kv"), checked=True),
                 Chooser("machine", "Machine", self._offer_machines, lambda now: now.machine, Settings.on_machine),
                 LINK,
                 GPU_MEMORY,
@@ -313,10 +313,12 @@ class Controls:
 def _weight_formats(settings: Settings) -> Mapping[str, str | None]:
     """Formats of the weights by name, the model's own first."""
     model = settings.model
-    own = f"{model.dtype}, experts in {model.expert_dtype}" if model.expert_dtype else model.dtype
-    mixed = model.expert_dtype or model.other_dtype
-    whole = {dtype: dtype for dtype in DTYPE_BYTES if mixed or dtype != model.dtype}
-    return {f"the model's own ({own})": None, **whole, **{f"experts in {form}": form for form in QUANTISED}}
+    experts, others = model.expert_dtype or model.dtype, model.other_dtype or model.dtype
+    own = experts if experts == others else f"{experts} (experts) and {others}"
+    plain = own == model.dtype and not model.has_formats
+    whole = {dtype: dtype for dtype in DTYPE_BYTES if not plain or dtype != model.dtype}
+    rounded = {f"experts in {form}, the rest as it is": form for form in QUANTISED}
+    return {f"the model's own: {'as stored' if model.has_formats else own}": None, **whole, **rounded}
 
 
 def _weights_in(settings: Settings) -> str | None:
@@ -325,14 +327,10 @@ def _weights_in(settings: Settings) -> str | None:
     return found if found in _weight_formats(settings).values() else None
 
 
-def _set_weights(settings: Settings, value: str | None) -> Settings:
-    return settings.on(memory=replace(settings.memory, weights=value))
-
-
 def _kv_formats(settings: Settings) -> Mapping[str, str | None]:
     """Formats of the KV cache by name, that of the model's own computations first."""
     own = settings.model.dtype
-    return {f"the model's own ({own})": None, **{dtype: dtype for dtype in DTYPE_BYTES if dtype != own}}
+    return {f"the model's own: {own}": None, **{dtype: dtype for dtype in DTYPE_BYTES if dtype != own}}
 
 
 def _kv_in(settings: Settings) -> str | None:
@@ -341,8 +339,15 @@ def _kv_in(settings: Settings) -> str | None:
     return None if found == settings.model.dtype else found
 
 
-def _set_kv(settings: Settings, value: str | None) -> Settings:
-    return settings.on(memory=replace(settings.memory, kv=value))
+def _format_of(field: str) -> Callable[[Settings, str | None], Settings]:
+    """Another format of the weights or of the KV cache; a cache that was chosen to suit is chosen anew."""
+
+    def write(settings: Settings, value: str | None) -> Settings:
+        changes: dict[str, Any] = {field: value}
+        found = settings.on(memory=replace(settings.memory, **changes))
+        return found.with_suitable_kv() if settings.suited else found
+
+    return write
 
 
 # ------------------------------------------------------------------------------------------------------------ sliders

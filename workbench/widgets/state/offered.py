@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from workbench.core.catalogue import cache_path, data_path
 from workbench.core.errors import CheckpointError, WorkbenchError
 from workbench.core.quiet import OTHERS
-from workbench.core.units import format_bytes
+from workbench.core.units import QUANTISED, format_bytes
 from workbench.hardware import Machine, machines
 from workbench.hardware.assembly import machine as assembled
 from workbench.hardware.profile import Profile
@@ -25,6 +27,8 @@ from workbench.widgets.state.settings import Settings, whole_machine
 from workbench.workload import Workload, workloads
 from workbench.workload.resizing import resized
 
+HELD = ("fp32", "bf16")
+"""Formats of weights and KV cache that a run holds, beside those that experts are rounded to."""
 _OUTPUT = 128
 """Output tokens of a workload whose publication leaves them open."""
 _BUILT = (
@@ -135,7 +139,21 @@ def why_not_live(settings: Settings) -> str:
         needs.append(f"a model whose weights are on this computer ({settings.model.name}'s are not)")
     if not settings.machine.is_local:
         needs.append("this computer as the machine")
+    held = " or ".join(HELD)
+    needs += [f"{what} in {held} ({found} was chosen)" for what, found in _not_held(settings).items()]
     return f"A run needs {' and '.join(needs)}." if needs else ""
+
+
+def _not_held(settings: Settings) -> dict[str, str]:
+    """The formats of weights and KV cache that were chosen and that a run does not hold."""
+    chosen = {"weights": settings.memory.weights, "kv": settings.memory.kv}
+    return {what: found for what, found in chosen.items() if found not in (None, *HELD, *QUANTISED)}
+
+
+def in_held_formats(settings: Settings) -> Settings:
+    """The settings with the model's own format in the place of each that a run does not hold."""
+    own: dict[str, Any] = dict.fromkeys(_not_held(settings))
+    return settings.on(memory=replace(settings.memory, **own))
 
 
 def can_calibrate(scenario: Scenario) -> bool:

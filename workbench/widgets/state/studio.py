@@ -25,6 +25,7 @@ from workbench.widgets.state.figures import Plain
 from workbench.widgets.state.offered import (
     calibration_of,
     can_calibrate,
+    in_held_formats,
     on_this_computer,
     runnable,
     shortened,
@@ -231,7 +232,7 @@ class Studio:
     def _can_calibrate(self) -> bool:
         """True where a calibration is offered; see `can_calibrate`."""
         scenario = self.predictions.scenario(self.settings)
-        return isinstance(scenario, Scenario) and can_calibrate(scenario)
+        return isinstance(scenario, Scenario) and can_calibrate(scenario) and not why_not_live(self.settings)
 
     def _incomplete(self) -> str:
         """The reason why the layers cannot run, if they lack an operation; empty if they lack none."""
@@ -442,6 +443,7 @@ class Studio:
         chosen = now if model == now.model else self.controls["model"].write(now, model)
         if self.wirings.fault(now.pipeline, model) is not None:  # requests suit the wiring that its mends lead to
             chosen = chosen.on(pipeline=self.wirings.mended(now.pipeline, model), schedule=Overlap())
+        chosen = in_held_formats(chosen)
         found = on_this_computer(chosen, here)
         if found is None:
             shortest = with_this_machine(chosen, here).on(prompt_len=1, output_len=1)
