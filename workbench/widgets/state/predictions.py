@@ -107,8 +107,8 @@ class Predictions:
     ) -> Result | Refused:
         """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
 
-        `soon` allows less time for it, and returns what was simulated without `soon`, if that was asked before. The same
-        question has the same answer, until all requests have been simulated.
+        `soon` allows less time for it, and returns what was simulated without `soon`, if that was asked before. The
+        same question has the same answer, until all requests have been simulated.
 
         Raises
         ------
