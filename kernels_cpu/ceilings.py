@@ -13,7 +13,7 @@ from .attention.operands import check_blocks
 from .codegen.compiled import compiled, emitted, literal
 from .codegen.vector_ir import F64, I32, I64, Emitter
 from .declarations import public
-from .machine.features import features
+from .machine.features import CodePath, features, has
 from .threads.pull import pull
 from .threads.runs import split
 from .threads.task_counts import fetch_add, next_task, task_done
@@ -51,9 +51,10 @@ def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
 
 
 @emitted
-def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
-    """Compute `steps` times 12 multiply-adds of one register each; return a sum that depends on all."""
+def _multiply_add(typing: Any, lanes: Any, pairs: Any, steps: Any) -> Any:
+    """Compute `steps` times 12 registers of multiply-adds, of fp32 or bf16 pairs; return a sum that depends on all."""
     width = literal(lanes)
+    in_pairs = literal(pairs)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, width)
@@ -61,13 +62,15 @@ def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
         addend = e.const(1e-3)
 
         def body(_: Any, sums: list[Any]) -> list[Any]:
+            if in_pairs:
+                return [e.dot_bf16(value, factor, addend) for value in sums]
             return [e.fma(value, factor, addend) for value in sums]
 
-        sums = e.loop(arguments[1], [e.const(float(n)) for n in range(_PRODUCTS)], body)
+        sums = e.loop(arguments[2], [e.const(float(n)) for n in range(_PRODUCTS)], body)
         whole = e.across(functools.reduce(builder.fadd, sums), builder.fadd)
         return builder.fpext(builder.extract_element(whole, I32(0)), F64)
 
-    return types.float64(lanes, types.int64), emit
+    return types.float64(lanes, pairs, types.int64), emit
 
 
 def _vector_lanes() -> int:
@@ -191,20 +194,29 @@ def read_blocks(kv: Operand, table: Operand, lengths: Operand, *, threads: int =
 
 
 @functools.cache
-def _multiplier(lanes: int) -> Any:
+def _multiplier(lanes: int, pairs: bool) -> Any:
     @compiled()
     def multiply(steps: int) -> float:
-        total: float = _multiply_add(lanes, steps)
+        total: float = _multiply_add(lanes, pairs, steps)
         return total
 
     return multiply
 
 
 @public
-def multiply_add(steps: int = 2_000_000, *, threads: int = 1) -> float:
-    """Execute multiply-adds in fp32 on `threads` cores at their full rate; return the number of FLOP.
+def multiply_add(steps: int = 2_000_000, *, threads: int = 1, bf16: bool = False) -> float:
+    """Execute multiply-adds on `threads` cores at their full rate; return the number of FLOP.
 
     With the default `steps` it takes 5 to 20 ms, so that the start of the threads does not count.
+
+    Parameters
+    ----------
+    steps : int
+        Times that each core computes 12 registers.
+    threads : int
+        Number of cores.
+    bf16 : bool
+        True for products of bf16 added in fp32, by AVX512_BF16; a CPU without it multiplies fp32 in any case.
 
     Examples
     --------
@@ -212,6 +224,7 @@ def multiply_add(steps: int = 2_000_000, *, threads: int = 1) -> float:
     True
     """
     lanes = _vector_lanes()
-    multiplier = _multiplier(lanes)
+    pairs = bf16 and lanes == CodePath.AVX512.value and has("avx512bf16")
+    multiplier = _multiplier(lanes, pairs)
     side_by_side(lambda: multiplier(steps), threads)
-    return 2.0 * lanes * _PRODUCTS * steps * threads
+    return (4.0 if pairs else 2.0) * lanes * _PRODUCTS * steps * threads

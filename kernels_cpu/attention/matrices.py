@@ -49,11 +49,6 @@ def _terms(e: Emitter, value: Any) -> list[Any]:
     return found
 
 
-def _side_by_side(e: Emitter, low: Any, high: Any) -> Any:
-    """Words made of the upper halves of two registers' words."""
-    return e.b.or_(e.b.lshr(low, e.iconst(16)), e.b.and_(high, e.iconst(0xFFFF0000)))
-
-
 def _transposed(e: Emitter, registers: list[Any]) -> list[Any]:
     """Transpose the square blocks of lanes that the registers, a power of two of them, hold side by side.
 
@@ -127,7 +122,7 @@ def query_terms(typing: Any, dim: Any, heads: Any, factor: Any, source: Any, tar
                 b = builder.fmul(e.load(e.at(here, place + LINE), e.f32s, 4), share)
                 even = _terms(e, e.shuffle(a, b, [2 * pair for pair in order]))
                 odd = _terms(e, e.shuffle(a, b, [2 * pair + 1 for pair in order]))
-                rows.append([_side_by_side(e, *both) for both in zip(even, odd, strict=True)])
+                rows.append([e.upper_halves(*both) for both in zip(even, odd, strict=True)])
             for term in range(TERMS):
                 words = [row[term] for row in rows] + [e.iconst(0)] * (padded - group)
                 for x, register in enumerate(_transposed(e, words)):
@@ -193,7 +188,7 @@ def copy_values(
                 b = e.load(e.at(both[1], place), e.i32s, 2)
                 even = builder.or_(builder.and_(a, e.iconst(0xFFFF)), builder.shl(b, e.iconst(16)))
                 e.store(even, e.at(to, 2 * place), LINE)
-                e.store(_side_by_side(e, a, b), e.at(to, 2 * place + LINE), LINE)
+                e.store(e.upper_halves(a, b), e.at(to, 2 * place + LINE), LINE)
 
         def four(index: Any, _: list[Any]) -> list[Any]:
             row = _row(e, next_rows_, index, next_offset_)
@@ -266,7 +261,7 @@ def weight_terms(typing: Any, dim: Any, heads: Any, tile: Any, weights: Any, nex
         for h in range(group):
             pairs = zip(_terms(e, low[h]), _terms(e, high[h]), strict=True)
             for term, words in enumerate(pairs):
-                e.store(_side_by_side(e, *words), e.at(weights_, LINE * (term * group + h)), LINE)
+                e.store(e.upper_halves(*words), e.at(weights_, LINE * (term * group + h)), LINE)
                 for line in lines_due(lines, TERMS * h + term, TERMS * group):
                     e.prefetch(line, LEVEL)
                 e.keep_order()

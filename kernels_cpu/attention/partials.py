@@ -49,6 +49,38 @@ def _packed(typing: Any, lanes: Any, storage: Any, dim: Any, rows: Any, factor: 
 
 
 @emitted
+def _paired(typing: Any, lanes: Any, dim: Any, rows: Any, source: Any, target: Any) -> Any:
+    """Rows of `dim` fp32 that are bf16 numbers as pairs of bf16, one register for each load of a cached row.
+
+    A row takes as many bytes as its fp32.
+    """
+    width = literal(lanes)
+    length = literal(dim)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not width:
+            return context.get_dummy_value()
+        e = Emitter(builder, width)
+        rows_, source_, target_ = arguments[2:]
+
+        def row(index: Any, _: list[Any]) -> list[Any]:
+            place = builder.mul(index, I64(4 * length))
+            here = e.at(source_, place)
+            to = e.at(target_, place)
+            for number, load in enumerate(row_loads(length, Storage.BF16, width)):
+                own = [e.load(e.at(here, 4 * (load.start + x * width)), e.i32s, 4) for x in range(load.vectors)]
+                first, second = own if load.vectors == 2 else (*own, e.iconst(0))
+                even, odd = (e.shuffle(first, second, range(half, 2 * width, 2)) for half in range(2))
+                e.store(e.upper_halves(even, odd), e.at(to, 4 * width * number), 4 * width)
+            return []
+
+        e.loop(rows_, [], row)
+        return context.get_dummy_value()
+
+    return types.void(lanes, dim, types.int64, types.int64, types.int64), emit
+
+
+@emitted
 def _unpacked(typing: Any, lanes: Any, storage: Any, dim: Any, factor: Any, source: Any, target: Any) -> Any:
     """target = factor * source for one row of `dim` fp32 in the order of `_packed`; dims return to their own order."""
     width = literal(lanes)
@@ -74,11 +106,16 @@ def _unpacked(typing: Any, lanes: Any, storage: Any, dim: Any, factor: Any, sour
 
 
 @compiled()
-def pack(lanes: int, storage: int, dim: int, q: Any, scale: Any, packed: Any) -> None:
-    """Scale one sequence's queries (H, D) and store them in the order that the vector code reads."""
-    literally(lanes), literally(storage), literally(dim)
+def pack(lanes: int, storage: int, dim: int, paired: bool, q: Any, scale: Any, packed: Any) -> None:
+    """Scale one sequence's queries (H, D) and store them in the order that the vector code reads.
+
+    Where they are `paired` they stay bf16, unscaled.
+    """
+    literally(lanes), literally(storage), literally(dim), literally(paired)
     heads, size = q.shape
-    if lanes:
+    if paired:
+        _paired(lanes, dim, heads, q.ctypes.data, packed.ctypes.data)
+    elif lanes:
         _packed(lanes, storage, dim, heads, scale, q.ctypes.data, packed.ctypes.data)
     else:
         for h in range(heads):

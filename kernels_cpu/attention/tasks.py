@@ -13,7 +13,7 @@ from ..arguments import STORAGES
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, aligned_floats
 from ..codegen.vector_ir import Storage
-from ..machine.features import CodePath
+from ..machine.features import CodePath, has
 from ..machine.parameters import parameters
 from ..threads.pull import pull
 from ..threads.runs import split
@@ -27,7 +27,8 @@ from .vectors import lines_ahead, padded_heads, scores, softmax, tile_tokens, we
 _COPIED = 64
 """Tokens per tile on the portable path, which copies them out of the cache."""
 
-_HEADS = parameters().attention.heads
+_SETTINGS = parameters().attention
+_HEADS = _SETTINGS.heads
 
 
 @compiled()
@@ -39,8 +40,11 @@ def _apply(scale: Any, count: int, padded: int, tile: Any) -> None:
 
 
 @functools.cache
-def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
-    """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head."""
+def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, capped: bool, paired: bool) -> Any:
+    """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head.
+
+    Where `paired`, AVX512_BF16 multiplies queries, which are bf16 numbers, by keys in bf16.
+    """
     stored = int(storage)
     chunks = -(-group // _HEADS[lanes])
     size = -(-group // chunks)
@@ -81,7 +85,7 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
             token = tasks[index, 1]
             end = tasks[index, 2]
             place = tasks[index, 3]
-            pack(lanes, stored, dim, q[s], scale, packed)
+            pack(lanes, stored, dim, paired, q[s], scale, packed)
             clear(top, total, sums)
             while token < end:
                 count = min(tokens, end - token)
@@ -107,12 +111,14 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
                         sums_at = sums.ctypes.data + 4 * value_dim * head
                         if c + 1 < chunks:
                             scores(
-                                lanes, stored, dim, heads, padded, 0, q_at, here, offset, count, tile_at, there, soon
-                            )
+                                lanes, stored, dim, heads, padded, 0, paired, scale, q_at, here, offset, count,
+                                tile_at, there, soon,
+                            )  # fmt: skip
                         else:
                             scores(
-                                lanes, stored, dim, rest, padded, ahead, q_at, here, offset, count, tile_at, there, soon
-                            )
+                                lanes, stored, dim, rest, padded, ahead, paired, scale, q_at, here, offset, count,
+                                tile_at, there, soon,
+                            )  # fmt: skip
                         if scaled:
                             _apply(key_scale, count, padded, tile)
                         if capped:
@@ -188,7 +194,7 @@ def serve_portably(
         token = tasks[index, 1]
         end = tasks[index, 2]
         place = tasks[index, 3]
-        pack(0, 0, 0, q[s], scale, packed)
+        pack(0, 0, 0, False, q[s], scale, packed)
         clear(top, total, sums)
         while token < end:
             address_rows(table[s], token, end, geometry, rows)
@@ -260,12 +266,23 @@ class Cache:
         return Cache(self.scales, Storage.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
 
 
-def server(path: CodePath, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
+def server(
+    path: CodePath, storage: Storage, group: int, dim: int, value_dim: int, capped: bool, bf16_queries: bool
+) -> Any:
     """The loop of one thread for a code path and a shape; `group` query heads share a KV head."""
     if fits_matrices(path, storage, group, dim, value_dim):
         return matrix_decoder(group, dim, value_dim, capped)
     lanes = even_lanes(path, dim, value_dim)
-    return decoder(lanes, storage, group, dim, value_dim, capped) if lanes else serve_portably
+    if not lanes:
+        return serve_portably
+    paired = bf16_queries and storage is Storage.BF16 and multiplies_pairs(lanes, group)
+    return decoder(lanes, storage, group, dim, value_dim, capped, paired)
+
+
+def multiplies_pairs(lanes: int, group: int) -> bool:
+    """True if AVX512_BF16 is there and gains something with `group` query heads per KV head on this CPU."""
+    least = _SETTINGS.pairs_from
+    return lanes == CodePath.AVX512.value and 0 < least <= group and has("avx512bf16")
 
 
 def decode(
@@ -281,8 +298,9 @@ def decode(
     sinks: NDArray[np.float32] | None,
     threads: int,
     path: CodePath,
+    bf16_queries: bool,
 ) -> None:
-    """Compute attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
+    """Compute attention of q (B, H, D), bf16 numbers or any, over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tasks, first = split(begins, lengths)
     (heads, dim) = q.shape[1:]
@@ -295,7 +313,7 @@ def decode(
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
-    serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
+    serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None, bf16_queries)
     pull(serve, arguments, min(threads, len(tasks)))
 
 

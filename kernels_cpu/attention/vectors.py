@@ -53,12 +53,13 @@ def padded_heads(heads: int) -> int:
 
 @emitted
 def scores(
-    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any,
+    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, paired: Any, scale: Any,
     q: Any, rows: Any, offset: Any, count: Any, tile: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
     """tile[t, h] = q[h] . row[t] for `heads` packed queries and `count` tokens; prefetches the next tile's keys.
 
-    A row of the tile has `padded` lanes; those past `heads` become 0.
+    A row of the tile has `padded` lanes; those past `heads` become 0. Where queries are `paired`, products of bf16 are
+    exact and added in fp32 by AVX512_BF16, and their sums are multiplied by `scale`.
     """
     width = literal(lanes)
     stored = Storage(literal(storage))
@@ -66,6 +67,7 @@ def scores(
     group = literal(heads)
     space = literal(padded)
     fetch = literal(ahead)
+    in_pairs = literal(paired)
     loads = row_loads(length, stored, width)
     tokens = width // space
     lines = _lines(length * stored.itemsize, fetch)
@@ -81,7 +83,13 @@ def scores(
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        q_, rows_, offset_, count_, tile_, next_, next_offset_ = arguments[6:]
+        scale_, q_, rows_, offset_, count_, tile_, next_, next_offset_ = arguments[7:]
+
+        def registers_of(load: Load, row: Any) -> list[Any]:
+            return [e.pairs(load, row)] if in_pairs else e.widen(load, row, stored)
+
+        def multiplied(total: Any, register: Any, weight: Any) -> Any:
+            return e.dot_bf16(total, register, weight) if in_pairs else e.fma(register, weight, total)
 
         def products(row: list[Any], coming: list[Any]) -> list[Any]:
             sums = [[e.zero] * space for _ in row]
@@ -94,15 +102,15 @@ def scores(
                     if memory_bound:
                         e.keep_order()
                     step += 1
-                    widened = [e.widen(load, address, stored) for address in row[first : first + sharing]]
-                    for x in range(load.vectors):
+                    loaded = [registers_of(load, address) for address in row[first : first + sharing]]
+                    for x in range(len(loaded[0])):
                         for h in range(group):
                             weight = e.load_f32(q_, 4 * (h * length + (place + x) * width))
-                            for j, registers in enumerate(widened, first):
-                                sums[j][h] = e.fma(registers[x], weight, sums[j][h])
+                            for j, registers in enumerate(loaded, first):
+                                sums[j][h] = multiplied(sums[j][h], registers[x], weight)
                     if memory_bound:
                         e.keep_order()
-                place += load.vectors
+                place += len(loaded[0])
             return [total for own in sums for total in own]
 
         def body(index: Any, _: list[Any]) -> list[Any]:
@@ -117,14 +125,17 @@ def scores(
                     coming = [e.at(e.load(e.at(there, place), I64, 8), next_offset_) for place in places]
                     yield from products(row, coming)
 
-            e.store_f32(e.sums(all_products()), e.at(tile_, builder.mul(index, I64(4 * width))))
+            found = e.sums(all_products())
+            if in_pairs:
+                found = builder.fmul(found, e.spread(scale_))
+            e.store_f32(found, e.at(tile_, builder.mul(index, I64(4 * width))))
             return []
 
         groups = builder.sdiv(builder.add(count_, I64(tokens - 1)), I64(tokens))
         e.loop(groups, [], body)
         return context.get_dummy_value()
 
-    return types.void(lanes, storage, dim, heads, padded, ahead, *[types.int64] * 7), emit
+    return types.void(lanes, storage, dim, heads, padded, ahead, paired, types.float32, *[types.int64] * 7), emit
 
 
 @compiled()

@@ -217,6 +217,18 @@ class Emitter:
         """Integer lanes read as the bits of fp32."""
         return self.b.bitcast(value, self.f32s)
 
+    def upper_halves(self, low: Any, high: Any) -> Any:
+        """Words made of the upper halves of two registers' words: of fp32, the bf16 that they begin with."""
+        return self.b.or_(self.b.lshr(low, self.iconst(16)), self.b.and_(high, self.iconst(0xFFFF0000)))
+
+    def pairs(self, load: Load, row: Any) -> Any:
+        """Load a register of bf16 pairs from a row, as words; the second half is 0 where the row ends."""
+        address = self.at(row, load.start * Storage.BF16.itemsize)
+        if load.vectors == 2:
+            return self.load(address, self.i32s, Storage.BF16.itemsize)
+        half = self.load(address, ir.VectorType(I32, self.lanes // 2), Storage.BF16.itemsize)
+        return self.shuffle(half, ir.Constant(half.type, [I32(0)] * (self.lanes // 2)), range(self.lanes))
+
     def widen(self, load: Load, row: Any, storage: Storage) -> list[Any]:
         """Load registers of fp32 from a row; rows need no alignment beyond that of their elements."""
         lanes = self.lanes

@@ -71,6 +71,9 @@ class AttentionParameters:
     ordered_products : ByLanes
         Most multiply-adds per cache line with which loads and prefetches are spread evenly between products, because
         reading takes longer than computing; with more, and for 0, LLVM orders them.
+    pairs_from : int
+        Fewest query heads per KV head with which AVX512_BF16 multiplies queries by keys where both are bf16 numbers,
+        which is exact; 0 for never. With fewer heads reading takes longer than computing.
     run, least_run : int
         Tokens of a task: enough to hide its start, few enough that threads end together. Sequences longer than two runs
         are divided into tasks that get shorter towards the end.
@@ -85,6 +88,7 @@ class AttentionParameters:
     few_heads_ahead: int = field(metadata=_either(0, 1, 2, 4))
     ahead: int = field(metadata=_either(0, 1, 2, 4))
     ordered_products: ByLanes = field(metadata=_lanes((0, 8, 12), (0, 4, 8, 16, 32)))
+    pairs_from: int = field(metadata=_of_avx512(0, 3, 5, 7))
     run: int = field(metadata=_either(512, 1024, 2048, 4096))
     least_run: int = field(metadata=_either(256, 512, 1024))
 

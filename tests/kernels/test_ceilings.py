@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kernels_cpu import multiply_add, read_blocks, read_memory
+from kernels_cpu import features, multiply_add, read_blocks, read_memory
+from kernels_cpu.machine.features import has
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -29,5 +30,12 @@ def test_the_blocks_of_each_sequence_are_read_up_to_its_length(threads, block):
     assert read_blocks(kv, table, lengths, threads=threads) % 2**32 == want % 2**32
 
 
-def test_multiply_adds_are_counted_for_all_threads():
-    assert multiply_add(100, threads=2) == 2 * multiply_add(100)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_multiply_adds_are_counted_for_all_threads(bf16):
+    assert multiply_add(100, threads=2, bf16=bf16) == 2 * multiply_add(100, bf16=bf16)
+
+
+def test_products_of_bf16_are_twice_as_many_where_the_cpu_has_them():
+    lanes = features().lanes
+    each = 2 if lanes == 16 and has("avx512bf16") else 1
+    assert multiply_add(100, bf16=True) == each * 2 * (lanes or 4) * 12 * 100

@@ -31,6 +31,7 @@ from kernels_cpu import (
 from kernels_cpu.attention import tasks as decode_tasks
 from kernels_cpu.attention.matrix_tasks import fits_matrices
 from kernels_cpu.codegen.vector_ir import LINE, Storage
+from kernels_cpu.machine.features import has
 from kernels_cpu.machine.parameters import parameters
 from kernels_cpu.threads import team
 from tests.examples import examples
@@ -159,6 +160,51 @@ def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
     np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
 
 
+with_pairs = pytest.mark.skipif(not has("avx512bf16"), reason="a CPU without AVX512_BF16")
+
+
+def in_bf16(case: Problem) -> Problem:
+    """The problem with queries that are bf16 numbers."""
+    return replace(case, q=(case.q.view(np.uint32) & 0xFFFF0000).view(np.float32))
+
+
+@with_pairs
+@examples(100)
+@given(st.data())
+def test_pairs_equal_float64_whatever_the_unused_memory_holds(data):
+    group, dim = data.draw(st.sampled_from([(1, 128), (5, 80), (12, 48)]))  # each is compiled
+    block = data.draw(st.sampled_from((1, 5, 16, 64, 100, 256)))
+    lengths = data.draw(st.lists(st.integers(1, 400), min_size=1, max_size=4))
+    drawn = problem(lengths, data.draw(st.integers(1, 3)), group, dim, block, "bf16", data.draw(st.integers(0, 999)))
+    case = in_bf16(drawn)
+    options = {"window": data.draw(st.none() | st.integers(1, 300))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
+        patch.setattr(decode_tasks, "multiplies_pairs", lambda *_: True)
+        found = case.decode(**options, path=CodePath.AVX512, threads=data.draw(st.integers(1, 3)))
+    np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lowest", "paired"), [("bf16", 0, True), ("bf16", 1, False), ("bf16", 1 << 15, False), ("fp32", 0, False)]
+)
+def test_pairs_are_taken_for_bf16_numbers_alone(dtype, lowest, paired, monkeypatch):
+    """One query with one more bit than bf16 has would lose it."""
+    case = in_bf16(problem([70], group=8, dim=128, dtype=dtype))
+    case.q.view(np.uint32)[0, -1, -1] |= lowest
+    taken = []
+
+    def decoder(*shape):
+        taken.append(shape[-1])
+        return decode_tasks.serve_portably
+
+    monkeypatch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
+    monkeypatch.setattr(decode_tasks, "multiplies_pairs", lambda *_: True)
+    monkeypatch.setattr(decode_tasks, "decoder", decoder)
+    np.testing.assert_allclose(case.decode(path=CodePath.AVX512), case.reference(), rtol=0, atol=2e-6)
+    assert taken == [paired]
+
+
 LLVM_ORDERS = kernels_cpu.features().lanes != 16 or parameters().attention.ordered_products[16] < 8
 
 
@@ -166,7 +212,7 @@ LLVM_ORDERS = kernels_cpu.features().lanes != 16 or parameters().attention.order
 def test_next_lines_are_prefetched_between_products():
     """LLVM gathers a dozen prefetches at a block's beginning unless it is told to keep the order; then memory waits."""
     problem([64], group=4, dim=128, dtype="bf16").decode(path=CodePath.AVX512)
-    known = decode_tasks.decoder(16, Storage.BF16, 4, 128, 128, False)
+    known = decode_tasks.decoder(16, Storage.BF16, 4, 128, 128, False, False)
     code = numba.njit(known.py_func)
     code.compile(known.signatures[0])
     (assembly,) = code.inspect_asm().values()

@@ -79,7 +79,9 @@ class Attention:
     """
 
     peak = 0.85
-    """Share of the multiply-add peak that counts as the roof: softmax and the widening of bf16 take the rest."""
+    """Softmax and the widening of bf16 take the rest."""
+    in_bf16 = 0.5
+    """Queries times keys, both bf16; weights are fp32."""
     kv_itemsize = 2
     """Bytes of a number in the cache."""
 
@@ -90,7 +92,8 @@ class Attention:
         count = -(-case.lengths // BLOCK)
         self._kv = pool[: int(count.sum()) * POOL_DIM * case.dim].reshape(-1, HEADS, 2, BLOCK, case.dim)
         self._table = _tables(count, rng)
-        self._q = rng.standard_normal((len(count), HEADS * case.group, case.dim), dtype=np.float32)
+        drawn = rng.standard_normal((len(count), HEADS * case.group, case.dim), dtype=np.float32)
+        self._q = (drawn.view(np.uint32) & 0xFFFF0000).view(np.float32)  # bf16 numbers, as those of a model in bf16
         self.out = np.empty_like(self._q)
         self.operands = self._q, self._kv, self._table, case.lengths
         heads = HEADS * case.group
@@ -136,6 +139,7 @@ class Int8Attention(Attention):
     """Decode attention on a cache of int8 with scales, and on the cache of bf16 that it would replace."""
 
     kv_itemsize = 1
+    in_bf16 = 0.0
 
     def __init__(self, case: DecodeCase, pool: npt.NDArray[np.uint16]) -> None:
         super().__init__(case, pool, peers=())

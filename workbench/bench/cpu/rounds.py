@@ -22,6 +22,8 @@ SLOW_BELOW = 0.8
 class Round:
     """Measurements of one round: reading [B/s], multiply-adds [FLOP/s], and seconds by implementation and ceiling.
 
+    Multiply-adds are those of fp32, and those of bf16 as fast as the CPU has them.
+
     Memory is read twice in a round. `best` is the faster reading and tells the state of the memory: a single reading
     that was interrupted would look like the slow state. `read` is one reading and gives the roof, because our kernel
     too is timed once.
@@ -32,12 +34,15 @@ class Round:
     read: float
     best: float
     multiply: float
+    multiply_bf16: float
     seconds: dict[str, float]
 
     @property
     def roof(self) -> float:
         """Seconds of reading all bytes in order, or of a share of the multiply-add peak, whichever is more."""
-        return max(self.work.bytes / self.read, self.work.flops / (self.work.peak * self.multiply))
+        in_bf16 = self.work.in_bf16 / self.multiply_bf16
+        computing = self.work.flops * ((1 - self.work.in_bf16) / self.multiply + in_bf16)
+        return max(self.work.bytes / self.read, computing / self.work.peak)
 
     def times(self, name: str) -> float:
         """Time of another implementation over the time of ours [1]."""
@@ -53,6 +58,7 @@ def play(work: Work, pool: npt.NDArray[Any], threads: int, rng: np.random.Genera
         "read": partial(read_memory, pool, threads=threads),
         "read again": partial(read_memory, pool, threads=threads),
         "multiply": partial(multiply_add, threads=threads),
+        "multiply bf16": partial(multiply_add, threads=threads, bf16=True),
     }
     calls |= {name: partial(compute, threads) for name, compute in (work.implementations | work.ceilings).items()}
     took = {}
@@ -63,8 +69,8 @@ def play(work: Work, pool: npt.NDArray[Any], threads: int, rng: np.random.Genera
         took[name] = time.perf_counter() - begin
     read = pool.nbytes / took.pop("read")
     again = pool.nbytes / took.pop("read again")
-    multiply = done["multiply"] / took.pop("multiply")
-    return Round(work, threads, read, max(read, again), multiply, took)
+    multiply, multiply_bf16 = (done[name] / took.pop(name) for name in ("multiply", "multiply bf16"))
+    return Round(work, threads, read, max(read, again), multiply, multiply_bf16, took)
 
 
 def by_state(rounds: Sequence[Round], fastest: float) -> dict[str, list[Round]]:

@@ -39,13 +39,16 @@ Implementation = Callable[[int], None]
 class Work(Protocol):
     """A computation: its name, the FLOP and bytes that our kernel declares, and its implementations, ours first.
 
-    `ceilings` only read the cache; `missing` maps each baseline that cannot run here to the reason.
+    `peak` is the share of the multiply-add peak that counts as the roof, `in_bf16` the share of the FLOP for which that
+    peak is the one of products of bf16 (AVX512_BF16), where the CPU has them. `ceilings` only read the cache; `missing`
+    maps each baseline that cannot run here to the reason.
     """
 
     name: str
     flops: int
     bytes: int
     peak: float
+    in_bf16: float
     implementations: dict[str, Implementation]
     ceilings: dict[str, Implementation]
     missing: dict[str, str]
@@ -68,7 +71,8 @@ class Experts:
     """One routed expert with some tokens, in bf16."""
 
     peak = 1.0
-    """Share of the multiply-add peak that counts as the roof."""
+    in_bf16 = 0.0
+    """Activations are fp32."""
 
     def __init__(self, tokens: int, layer: Layer) -> None:
         self.name = f"expert, {tokens} tokens" if tokens > 1 else "expert, 1 token"
