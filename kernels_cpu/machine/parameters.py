@@ -104,6 +104,9 @@ class ExpertParameters:
     ahead : int
         Prefetch distance in a block of weights, into L1, for CPUs whose hardware prefetcher alone is too late; 0 for no
         prefetch. Where several passes read the same steps, it is added to the bytes of these steps [byte].
+    scales_ahead : int
+        Prefetch distance in the scales of a block, which has so few per group that hardware may not prefetch them; 0
+        for no prefetch [byte].
     streams : int
         Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as
         fast.
@@ -124,6 +127,7 @@ class ExpertParameters:
 
     sums: ByLanes = field(metadata=_lanes((12, 16, 24), (4, 8, 12)))
     ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
+    scales_ahead: int = field(metadata=_either(0, 256, 512, 1024))
     streams: int = field(metadata=_either(1, 2, 4))
     later_tokens: ByLanes = field(metadata=_lanes((4, 6), (4, 6)))
     few: int = field(metadata=_of_avx512(2, 4, 6, 8))

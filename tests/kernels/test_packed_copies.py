@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+import kernels_cpu
 from kernels_triton import fused_moe_reference
 from tests.kernels.experts_at_hand import LIMITS, error, layer, paged
 from workbench import kernels
@@ -57,6 +58,25 @@ def test_weights_that_stay_are_packed_once(made):
     assert not made
     assert right(called_often(case), case)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(("for_many", "copies"), [(True, 1), (False, 0)])
+def test_many_tokens_take_the_copy_where_it_is_faster_than_torch(for_many, copies, made, monkeypatch):
+    """In place they take torch, as the calls do before there is a copy."""
+    taken = []
+
+    def in_numba(x, experts, *rest, **options):
+        taken.append(experts)
+        return compute(x, experts, *rest, **options)
+
+    compute = kernels_cpu.fused_moe
+    monkeypatch.setattr(kernels_cpu, "fused_moe", in_numba)
+    monkeypatch.setattr(cpu_twins, "_MOST", 0)
+    monkeypatch.setattr(cpu_twins, "_COPY_FOR_MANY", for_many)
+    case = case_of()
+    assert right(called_often(case), case)
+    assert len(made) == copies
+    assert taken == [made[0]() if made else None] * copies * (OFTEN - packed_copies._CALLS)
 
 
 def test_layers_of_one_tensor_have_their_own_copies(made):

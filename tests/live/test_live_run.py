@@ -1,5 +1,6 @@
 """A live run can be watched, paused, resumed and stopped, and tells why it failed."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tests.live.world import machine, requests, scenario
 from workbench.core.errors import EngineError
 from workbench.core.quiet import Noise
 from workbench.engine import RunState, engine, live
+from workbench.hardware.profile import Pace
 from workbench.kernels import features
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -175,6 +177,15 @@ def test_lanes_are_busy_as_long_as_they_worked(tiny: ModelConfig):
 def test_it_tells_what_others_took_of_the_cores(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live, "listening", lambda: nullcontext(Noise(0.4)))
     assert wb.run(scenario(tiny, ASKED), Sequential()).others == 0.4
+
+
+@pytest.mark.parametrize(("threads", "known"), [(1, True), (2, False)])
+def test_the_time_of_a_teams_first_thread_is_not_its_lanes(threads, known, tiny: ModelConfig, monkeypatch):
+    """It waits for the others, which would be told as cores that other programs took."""
+    monkeypatch.setattr(engine.Engine, "paced", lambda *_: Pace(threads, threads, "", 0.0, 0.0))
+    measured = wb.run(scenario(tiny, ASKED), Sequential())
+    computed = [span for span in measured.timeline if span.lane in ("gpu", "cpu")]
+    assert {math.isfinite(span.cpu) for span in computed} == {known}
 
 
 def test_it_tells_what_computed_each_lane(tiny: ModelConfig):

@@ -15,8 +15,9 @@ ITERATION = "iteration"
 
 
 class Span(NamedTuple):
-    """One task on one lane. Times are seconds from the start of the run; ``cpu`` is the CPU time of its thread, or nan.
+    """One task on one lane. Times are seconds from the start of the run.
 
+    ``cpu`` is the CPU time of its thread; nan on a card, of several threads, and where it is unknown.
     ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if unknown.
     """
 

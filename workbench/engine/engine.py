@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -96,6 +97,7 @@ class Engine:
         self._inbox = inbox or Inbox(len(scenario.workload))
         self._rows: list[PartRows] = []  # of the parts of the plan under way
         self._plan: tuple[int, Plan] | None = None  # under way, with its number
+        self._alone: set[str] = set()  # lanes whose thread alone computes; of others, its time is not the lane's
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
         self.watch = Stopwatch()
@@ -287,7 +289,8 @@ class Engine:
         with self._between.issuing():
             self.forward.begin(plan.parts, layouts)
         self._between.finish()
-        self._executor.pin(affinities(self.paced(plan), self.cores))
+        places = affinities(self.paced(plan), self.cores)
+        self._executor.pin(places)
         self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
@@ -302,6 +305,8 @@ class Engine:
             self.forward.routed.settle()
         self._between.finish()
         self._now = self.watch.now
+        on_host = {lane for lane in LANES if lane != "gpu" or self.driver.on_host}
+        self._alone = {lane for lane in on_host if places[lane].threads == 1}
         return self._record(ended, number)
 
     def paced(self, plan: Plan) -> Pace:
@@ -316,8 +321,9 @@ class Engine:
         at = self.watch.at
         for job, after in ended:
             lane = job.task.node.lane
+            own = job.cpu if lane in self._alone else math.nan
             for start, end in job.spans:
-                span = Span(lane, job.task.name, at(start), at(end), number, job.cpu, after)
+                span = Span(lane, job.task.name, at(start), at(end), number, own, after)
                 busy[lane] += span.end - span.start
                 self.timeline.spans.append(span)
         return busy

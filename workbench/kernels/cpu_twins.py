@@ -41,6 +41,12 @@ times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a
 4, 6 and 8 per expert 1.0, 0.9 and 0.8 times as fast as torch where 8 experts have 2048 x 7168, and 1.2 to 1.4, 1.0 to
 1.3 and 0.9 to 1.1 where 128 have 2048 x 768.
 """
+_COPY_FOR_MANY = not has("amx-bf16")
+"""True if Numba is faster with a packed copy than torch with any number of pairs per expert, which AMX is not.
+
+Packed weights on two Zen 4 cores against the faster of torch's two ways, 64 to 4096 tokens: 1.7, 1.4, 1.1 and 1.1 times
+as fast where 8 experts have 2048 x 7168, and 3.1, 1.9, 1.4 and 1.0 where 128 have 2048 x 768.
+"""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
@@ -189,7 +195,7 @@ def fused_moe(
     biased = gate_up_bias is not None or down_bias is not None
     if backend is None and activation == Activation.SWIGLU and not biased and _takes_experts(x, gate_up, down):
         check_moe(x, gate_up, down, ids, weights, None, None, pages)
-        if ids.numel() <= _MOST * (len(gate_up) if pages is None else len(pages)):
+        if _are_few(ids, gate_up, pages) or (pages is None and _COPY_FOR_MANY):
             out: torch.Tensor = _experts(x, gate_up, down, ids, weights, pages)
             return out
     return kernels_triton.fused_moe(
@@ -204,6 +210,11 @@ def fused_moe(
         pages=pages,
         backend=backend,
     )
+
+
+def _are_few(ids: torch.Tensor, gate_up: Weights, pages: torch.Tensor | None) -> bool:
+    """True if Numba is faster than torch with weights in place."""
+    return ids.numel() <= _MOST * (len(gate_up) if pages is None else len(pages))
 
 
 def append_kv(
@@ -322,15 +333,14 @@ def _compute_experts(
 ) -> torch.Tensor:
     """Compute experts by Numba's kernel; each token's sum is in the given order."""
     in_words = gate_up.data_ptr() % 4 == down.data_ptr() % 4 == 0  # Numba's kernel reads words of two numbers
-    if not in_words or (pages is not None and bool((pages == LEFT_OUT).any())):
+    left_out = pages is not None and bool((pages == LEFT_OUT).any())
+    experts = packed_copy(gate_up, down) if in_words and pages is None else None
+    if not in_words or left_out or (experts is None and not _are_few(ids, gate_up, pages)):
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
-    if pages is None:
-        chosen = ids  # checked by Numba's wrapper
-        experts = packed_copy(gate_up, down)
-    else:
+    chosen = ids  # checked by Numba's wrapper
+    if pages is not None:
         check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
         chosen = pages[ids]
-        experts = None
     if experts is None:
         experts = kernels_cpu.experts_in_place(gate_up, down)
     return kernels_cpu.fused_moe(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
