@@ -20,7 +20,7 @@ from ..arguments import (
 from ..declarations import operation, reference_of, work_of
 from ..machine.features import CodePath
 from .kv_cache import append_kv, row_bytes
-from .operands import are_bf16, check_blocks, check_shapes, options_of, result_of
+from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
@@ -48,9 +48,9 @@ def decode_attention(
     GIL is released. Numpy arrays and CPU torch tensors are read in place. The result does not depend on the number of
     threads.
 
-    Where all of q are bf16 numbers, as in a model in bf16, and the cache is bf16, AVX512_BF16 multiplies q by K, with
-    exact products and sums in fp32: on two Zen 4 cores 1.04 to 1.25 times as fast with G >= 5. Numbers below 1e-38 then
-    count as zero.
+    Zen 4 with G >= 5 multiplies queries by keys with AVX512_BF16 where a sequence's queries are bf16 numbers, as those
+    of a model in bf16, and the cache is bf16: products are exact and their sums fp32, but subnormal numbers count as
+    zero. Two cores are 1.04 to 1.25 times as fast then.
 
     A cache of int8 has half the size of one of bf16, which makes decodes faster where memory bandwidth limits them: on
     Ice Lake at 11 GB/s per core 1.6, 1.6, 1.3 and 1.0 times as fast at G of 1, 2, 4 and 8. On Zen 4 at 33 GB/s per core
@@ -115,10 +115,7 @@ def decode_attention(
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
     result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])
-    decode(
-        frozen(queries), Cache.of(cache, factors), frozen(blocks), spans, result, **options,
-        bf16_queries=are_bf16(queries),
-    )  # fmt: skip
+    decode(frozen(queries), Cache.of(cache, factors), frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
 

@@ -19,7 +19,7 @@ from ..arguments import (
 from ..declarations import operation, reference_of
 from ..machine.features import CodePath
 from .decode import decode_attention_reference
-from .operands import are_bf16, check_blocks, check_shapes, options_of, result_of
+from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
@@ -97,7 +97,7 @@ def mla_decode(
     row = cache.shape[2] * storage.itemsize
     where = Cache(cache.ctypes.data, storage, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
     options = options_of(queries.shape[1], queries.shape[2], real("scale", scale), None, None, None, threads, path)
-    decode(frozen(queries), where, frozen(blocks), spans, result, **options, bf16_queries=are_bf16(queries))
+    decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
 

@@ -31,12 +31,6 @@ def check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths
             )
 
 
-def are_bf16(numbers: NDArray[np.float32]) -> bool:
-    """True if every number of a contiguous array of fp32 is one of bfloat16."""
-    bits = int(np.bitwise_or.reduce(numbers.reshape(-1).view(np.uint32)))
-    return bits & 0xFFFF == 0
-
-
 def check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int, window: int | None) -> None:
     """Raise ValueError unless all lengths are in range and every block table entry that is read names a block."""
     short = lengths < 1

@@ -106,14 +106,23 @@ def _unpacked(typing: Any, lanes: Any, storage: Any, dim: Any, factor: Any, sour
 
 
 @compiled()
-def pack(lanes: int, storage: int, dim: int, paired: bool, q: Any, scale: Any, packed: Any) -> None:
+def are_bf16(q: Any) -> bool:
+    """True if one sequence's queries (H, D), in fp32, are bf16 numbers."""
+    bits = np.uint32(0)
+    for word in q.reshape(q.size).view(np.uint32):
+        bits |= word
+    return bool((bits & np.uint32(0xFFFF)) == 0)
+
+
+@compiled()
+def pack(lanes: int, storage: int, dim: int, in_pairs: bool, q: Any, scale: Any, packed: Any) -> None:
     """Scale one sequence's queries (H, D) and store them in the order that the vector code reads.
 
-    Where they are `paired` they stay bf16, unscaled.
+    Those `in_pairs` stay bf16, unscaled.
     """
-    literally(lanes), literally(storage), literally(dim), literally(paired)
+    literally(lanes), literally(storage), literally(dim)
     heads, size = q.shape
-    if paired:
+    if in_pairs:
         _paired(lanes, dim, heads, q.ctypes.data, packed.ctypes.data)
     elif lanes:
         _packed(lanes, storage, dim, heads, scale, q.ctypes.data, packed.ctypes.data)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import literally  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from ..arguments import STORAGES
@@ -20,7 +21,7 @@ from ..threads.runs import split
 from ..threads.task_counts import next_task, task_done
 from .addresses import address_rows, rows_and_order, rows_of_task
 from .matrix_tasks import fits_matrices, matrix_decoder
-from .partials import clear, conclude, pack, per_head
+from .partials import are_bf16, clear, conclude, pack, per_head
 from .portable import INT8, cap_scores, read_scales, walk_tile
 from .vectors import lines_ahead, padded_heads, scores, softmax, tile_tokens, weighted
 
@@ -39,11 +40,34 @@ def _apply(scale: Any, count: int, padded: int, tile: Any) -> None:
             tile[x] *= scale[t]
 
 
+@compiled()
+def _scores(
+    lanes: int, storage: int, dim: int, heads: int, padded: int, ahead: int, in_pairs: bool, scale: Any,
+    q: int, rows: int, offset: int, count: int, tile: int, there: int, soon: int,
+) -> None:  # fmt: skip
+    """The scores of queries in fp32."""
+    literally(lanes), literally(storage), literally(dim), literally(heads), literally(padded), literally(ahead)
+    scores(lanes, storage, dim, heads, padded, ahead, False, scale, q, rows, offset, count, tile, there, soon)
+
+
+@compiled()
+def _scores_of_either(
+    lanes: int, storage: int, dim: int, heads: int, padded: int, ahead: int, in_pairs: bool, scale: Any,
+    q: int, rows: int, offset: int, count: int, tile: int, there: int, soon: int,
+) -> None:  # fmt: skip
+    """The scores of queries in pairs or in fp32."""
+    literally(lanes), literally(storage), literally(dim), literally(heads), literally(padded), literally(ahead)
+    if in_pairs:
+        scores(lanes, storage, dim, heads, padded, ahead, True, scale, q, rows, offset, count, tile, there, soon)
+    else:
+        scores(lanes, storage, dim, heads, padded, ahead, False, scale, q, rows, offset, count, tile, there, soon)
+
+
 @functools.cache
 def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, capped: bool, paired: bool) -> Any:
     """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head.
 
-    Where `paired`, AVX512_BF16 multiplies queries, which are bf16 numbers, by keys in bf16.
+    Where `paired`, AVX512_BF16 multiplies the queries of sequences that are bf16 numbers by keys in bf16.
     """
     stored = int(storage)
     chunks = -(-group // _HEADS[lanes])
@@ -54,6 +78,7 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
     ahead = lines_ahead(group)
     scaled = storage is Storage.INT8
     tokens = tile_tokens(dim * storage.itemsize)
+    score = _scores_of_either if paired else _scores
 
     @compiled()
     def serve(
@@ -85,7 +110,8 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
             token = tasks[index, 1]
             end = tasks[index, 2]
             place = tasks[index, 3]
-            pack(lanes, stored, dim, paired, q[s], scale, packed)
+            in_pairs = paired and are_bf16(q[s])
+            pack(lanes, stored, dim, in_pairs, q[s], scale, packed)
             clear(top, total, sums)
             while token < end:
                 count = min(tokens, end - token)
@@ -110,13 +136,13 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
                         q_at = packed.ctypes.data + 4 * dim * head
                         sums_at = sums.ctypes.data + 4 * value_dim * head
                         if c + 1 < chunks:
-                            scores(
-                                lanes, stored, dim, heads, padded, 0, paired, scale, q_at, here, offset, count,
+                            score(
+                                lanes, stored, dim, heads, padded, 0, in_pairs, scale, q_at, here, offset, count,
                                 tile_at, there, soon,
                             )  # fmt: skip
                         else:
-                            scores(
-                                lanes, stored, dim, rest, padded, ahead, paired, scale, q_at, here, offset, count,
+                            score(
+                                lanes, stored, dim, rest, padded, ahead, in_pairs, scale, q_at, here, offset, count,
                                 tile_at, there, soon,
                             )  # fmt: skip
                         if scaled:
@@ -266,16 +292,14 @@ class Cache:
         return Cache(self.scales, Storage.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
 
 
-def server(
-    path: CodePath, storage: Storage, group: int, dim: int, value_dim: int, capped: bool, bf16_queries: bool
-) -> Any:
+def server(path: CodePath, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
     """The loop of one thread for a code path and a shape; `group` query heads share a KV head."""
     if fits_matrices(path, storage, group, dim, value_dim):
         return matrix_decoder(group, dim, value_dim, capped)
     lanes = even_lanes(path, dim, value_dim)
     if not lanes:
         return serve_portably
-    paired = bf16_queries and storage is Storage.BF16 and multiplies_pairs(lanes, group)
+    paired = storage is Storage.BF16 and multiplies_pairs(lanes, group)
     return decoder(lanes, storage, group, dim, value_dim, capped, paired)
 
 
@@ -298,9 +322,8 @@ def decode(
     sinks: NDArray[np.float32] | None,
     threads: int,
     path: CodePath,
-    bf16_queries: bool,
 ) -> None:
-    """Compute attention of q (B, H, D), bf16 numbers or any, over checked operands into out (B, H, D of V)."""
+    """Compute attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tasks, first = split(begins, lengths)
     (heads, dim) = q.shape[1:]
@@ -313,7 +336,7 @@ def decode(
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
-    serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None, bf16_queries)
+    serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
     pull(serve, arguments, min(threads, len(tasks)))
 
 

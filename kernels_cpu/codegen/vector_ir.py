@@ -218,7 +218,7 @@ class Emitter:
         return self.b.bitcast(value, self.f32s)
 
     def upper_halves(self, low: Any, high: Any) -> Any:
-        """Words made of the upper halves of two registers' words: of fp32, the bf16 that they begin with."""
+        """Words made of the upper halves of two registers' words: for fp32, the bf16 that they are cut to."""
         return self.b.or_(self.b.lshr(low, self.iconst(16)), self.b.and_(high, self.iconst(0xFFFF0000)))
 
     def pairs(self, load: Load, row: Any) -> Any:

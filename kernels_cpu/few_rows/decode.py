@@ -32,9 +32,8 @@ _NONE = np.empty(0, np.float32)
 
 
 def _serve_tasks(
-    lanes: Any, storage: Any, group: Any, dim: Any, bf16_queries: Any, counter: Any, q: Any, geometry: Any,
-    of_scales: Any, table: Any, tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any,
-    sums: Any, out: Any,
+    lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any, table: Any,
+    tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any, out: Any,
 ) -> None:  # fmt: skip
     """Serve tasks as one thread of `decode` without a cap; for compiled code only."""
     raise NotImplementedError
@@ -42,18 +41,16 @@ def _serve_tasks(
 
 @overload(_serve_tasks, strict=False, prefer_literal=True)
 def _served(
-    lanes: Any, storage: Any, group: Any, dim: Any, bf16_queries: Any, counter: Any, q: Any, geometry: Any,
-    of_scales: Any, table: Any, tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any,
-    sums: Any, out: Any,
+    lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any, table: Any,
+    tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any, out: Any,
 ) -> Callable[..., None]:  # fmt: skip
     size = literal(dim)
-    path = CodePath(literal(lanes))
-    serve = server(path, Storage(literal(storage)), literal(group), size, size, False, bool(literal(bf16_queries)))
+    serve = server(CodePath(literal(lanes)), Storage(literal(storage)), literal(group), size, size, False)
 
     def served(
-        lanes: Any, storage: Any, group: Any, dim: Any, bf16_queries: Any, counter: Any, q: Any, geometry: Any,
-        of_scales: Any, table: Any, tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any,
-        totals: Any, sums: Any, out: Any,
+        lanes: Any, storage: Any, group: Any, dim: Any, counter: Any, q: Any, geometry: Any, of_scales: Any,
+        table: Any, tasks: Any, first: Any, left: Any, scale: Any, sinks: Any, tops: Any, totals: Any, sums: Any,
+        out: Any,
     ) -> None:  # fmt: skip
         cap = np.float32(0)
         serve(
@@ -133,7 +130,6 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
     """Compile attention of rows of a format for a shape, by one thread; `storage` is the cache's."""
     number = DTYPES[of_rows]
     stored = int(storage)
-    bf16_queries = of_rows is Storage.BF16
 
     @compiled()
     def attend(
@@ -162,8 +158,8 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
         _widen(given, queries)
         at = np.int64(counter.ctypes.data)
         _serve_tasks(
-            lanes, stored, group, dim, bf16_queries, at, queries, geometry, of_scales, table, tasks, first, left,
-            scale, sinks, tops, totals, sums, found,
+            lanes, stored, group, dim, at, queries, geometry, of_scales, table, tasks, first, left, scale, sinks,
+            tops, totals, sums, found,
         )  # fmt: skip
         _narrow(found, result)
         done: bool = counter[LINE // 8] == len(tasks)  # Numba frees an array behind its last use
@@ -334,7 +330,6 @@ class PagedDecode:
         queries = np.empty(rows.shape, np.float32)
         found = np.empty_like(queries)
         _widen(rows, queries)
-        # The arrays are writable, as in `_attender`: compiled once.
-        decode(queries, self._cache, table, lengths, found, **options, bf16_queries=storage_of(q.dtype) is Storage.BF16)
+        decode(queries, self._cache, table, lengths, found, **options)  # writable, as in `_attender`: compiled once
         _narrow(found, result)
         return True

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..codegen.compiled import compiled
 from ..codegen.vector_ir import LINE
 from .entries import entries_of, key_of, placed, run, runner_of
-from .task_counts import QUEUES, exchange, fetch_add, peek
+from .task_counts import QUEUES, end_queues, exchange, fetch_add, peek
 from .team import helping_cpus, pin, workers
 from .waiting import SLEEPS, pause, sleep_at, wake_at
 
@@ -58,6 +58,7 @@ def _take_part(board: int, number: int, call: int) -> None:
             _wake(board, number)
         if run(peek(board + _RUNNER), peek(board + _PLACE)):
             exchange(board + _FAILED, 1)
+            end_queues(board + _COUNTER)
     fetch_add(board + _INSIDE, -1)
 
 
@@ -116,6 +117,8 @@ def _compute(board: int, helpers: int, known: Any, *arguments: Any) -> int:
     if SLEEPS:
         _wake(board, -1)
     failed = run(runner, place)
+    if failed:
+        end_queues(counter)
     fetch_add(board + _CALL, 1)
     looks = 0
     while peek(board + _INSIDE) > 0:
@@ -200,7 +203,7 @@ def pull(serve: Any, arguments: tuple[Any, ...], threads: int, cpus: frozenset[i
     ----------
     serve : compiled function that returns nothing
         Takes tasks from the queues of `counter` until none is left. A thread that comes late, or not at all, must
-        delay no other.
+        delay no other. If it fails in one thread, all queues end for the others.
     arguments : tuple
     threads : int
     cpus : frozenset of int, optional

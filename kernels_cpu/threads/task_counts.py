@@ -12,6 +12,9 @@ from ..codegen.vector_ir import I64, LINE
 QUEUES = 5
 """Most queues of a call. Each counts the tasks that are taken and those that are done, on cache lines of their own."""
 
+_ENDED = 1 << 40
+"""A count beyond that of any queue's tasks, which may be multiplied by the size of a task."""
+
 
 @emitted
 def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
@@ -43,6 +46,13 @@ def peek(typing: Any, address: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], I64.as_pointer()), "seq_cst", 8)
 
     return types.int64(types.int64), emit
+
+
+@compiled()
+def end_queues(counter: int) -> None:
+    """Leave no task in any queue and let all of them count as done: the call has failed, and nobody waits for it."""
+    for count in range(2 * QUEUES - 1, -1, -1):  # the last queue first: whoever sees one as done finds the next empty
+        exchange(counter + LINE * count, _ENDED)
 
 
 @compiled()

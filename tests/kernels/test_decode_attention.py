@@ -163,9 +163,18 @@ def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
 with_pairs = pytest.mark.skipif(not has("avx512bf16"), reason="a CPU without AVX512_BF16")
 
 
-def in_bf16(case: Problem) -> Problem:
-    """The problem with queries that are bf16 numbers."""
-    return replace(case, q=(case.q.view(np.uint32) & 0xFFFF0000).view(np.float32))
+def in_bf16(case: Problem, rows: slice = slice(None)) -> Problem:
+    """The problem with the queries of some sequences cut to bf16 numbers."""
+    q = case.q.copy()
+    q.view(np.uint32)[rows] &= 0xFFFF0000
+    return replace(case, q=q)
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Decide whether decodes multiply pairs, with any number of heads and on any CPU that can."""
+    monkeypatch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
+    return lambda taken: monkeypatch.setattr(decode_tasks, "multiplies_pairs", lambda *_: taken)
 
 
 @with_pairs
@@ -176,33 +185,40 @@ def test_pairs_equal_float64_whatever_the_unused_memory_holds(data):
     block = data.draw(st.sampled_from((1, 5, 16, 64, 100, 256)))
     lengths = data.draw(st.lists(st.integers(1, 400), min_size=1, max_size=4))
     drawn = problem(lengths, data.draw(st.integers(1, 3)), group, dim, block, "bf16", data.draw(st.integers(0, 999)))
-    case = in_bf16(drawn)
-    options = {"window": data.draw(st.none() | st.integers(1, 300))}
+    case = in_bf16(drawn, slice(data.draw(st.integers(0, 2)), None))
+    options = {"window": data.draw(st.none() | st.integers(1, 300)), "scale": data.draw(st.sampled_from([None, -0.2]))}
+    if data.draw(st.booleans()):
+        options["sinks"] = np.linspace(-2, 3, case.q.shape[1], dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
         patch.setattr(decode_tasks, "multiplies_pairs", lambda *_: True)
-        found = case.decode(**options, path=CodePath.AVX512, threads=data.draw(st.integers(1, 3)))
+        found = case.decode(**options, path=CodePath.AVX512)
+        again = case.decode(**options, path=CodePath.AVX512, threads=3)
     np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(found, again)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "lowest", "paired"), [("bf16", 0, True), ("bf16", 1, False), ("bf16", 1 << 15, False), ("fp32", 0, False)]
-)
-def test_pairs_are_taken_for_bf16_numbers_alone(dtype, lowest, paired, monkeypatch):
-    """One query with one more bit than bf16 has would lose it."""
-    case = in_bf16(problem([70], group=8, dim=128, dtype=dtype))
-    case.q.view(np.uint32)[0, -1, -1] |= lowest
-    taken = []
+@with_pairs
+@pytest.mark.parametrize(("bit", "taken"), [(0, True), (1, False), (1 << 15, False)])
+def test_pairs_are_taken_for_sequences_of_bf16_queries_alone(bit, taken, pairs):
+    """A query with one more bit than bf16 has would lose it; the sequences beside it do not matter."""
+    case = in_bf16(problem([70, 9], group=8, dim=128, dtype="bf16"))
+    case.q.view(np.uint32)[0, -1, -1] |= bit
+    pairs(False)
+    without = case.decode(path=CodePath.AVX512)
+    pairs(True)
+    found = case.decode(path=CodePath.AVX512)
+    assert [not np.array_equal(*each) for each in zip(found, without, strict=True)] == [taken, True]
+    first = replace(case, q=case.q[:1], table=case.table[:1], lengths=case.lengths[:1])
+    np.testing.assert_array_equal(first.decode(path=CodePath.AVX512)[0], found[0])
 
-    def decoder(*shape):
-        taken.append(shape[-1])
-        return decode_tasks.serve_portably
 
-    monkeypatch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
-    monkeypatch.setattr(decode_tasks, "multiplies_pairs", lambda *_: True)
-    monkeypatch.setattr(decode_tasks, "decoder", decoder)
-    np.testing.assert_allclose(case.decode(path=CodePath.AVX512), case.reference(), rtol=0, atol=2e-6)
-    assert taken == [paired]
+@pytest.mark.parametrize(("least", "expected"), [(0, []), (3, [4, 5, 16]), (5, [5, 16])])
+def test_pairs_are_taken_from_as_many_heads_on_as_the_table_says(least, expected, monkeypatch):
+    monkeypatch.setattr(decode_tasks, "_SETTINGS", replace(parameters().attention, pairs_from=least))
+    monkeypatch.setattr(decode_tasks, "has", lambda feature: feature == "avx512bf16")
+    assert [group for group in (1, 2, 4, 5, 16) if decode_tasks.multiplies_pairs(16, group)] == expected
+    assert not decode_tasks.multiplies_pairs(8, 16)
 
 
 LLVM_ORDERS = kernels_cpu.features().lanes != 16 or parameters().attention.ordered_products[16] < 8
@@ -305,9 +321,11 @@ def test_a_window_reads_nothing_before_it(path):
 
 @pytest.mark.parametrize("path", CodePath)
 @pytest.mark.parametrize("heads", [16, 32])
-def test_latent_attention_equals_float64(path, heads):
+@pytest.mark.parametrize("cut", [0, 0xFFFF], ids=["fp32", "bf16"])
+def test_latent_attention_equals_float64(path, heads, cut):
     rng = np.random.default_rng(0)
     q = rng.standard_normal((3, heads, 576), dtype=np.float32)
+    q.view(np.uint32)[:] &= ~np.uint32(cut)
     kv = np.full((40, 16, 576), np.nan, np.float32)
     table, lengths = rng.permutation(39).astype(np.int32).reshape(3, 13), np.array([200, 65, 1])
     for row, length in zip(table, lengths, strict=True):

@@ -165,7 +165,7 @@ def test_a_helper_computes_each_format_as_the_caller_does(form):
 
 
 HEADS = (4, 2, 16), (8, 1, 5)
-CACHES = list(itertools.product(HEADS, DTYPES) if DEEP else zip(HEADS, DTYPES, strict=True))
+CACHES = [*(itertools.product(HEADS, DTYPES) if DEEP else zip(HEADS, DTYPES, strict=True)), ((6, 1, 32), BF16)]
 
 
 OPTIONS = st.fixed_dictionaries(

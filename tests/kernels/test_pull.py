@@ -14,7 +14,7 @@ from kernels_cpu.threads import pull as pulls
 from kernels_cpu.threads import team as team_module
 from kernels_cpu.threads.entries import entries_of
 from kernels_cpu.threads.pull import pull
-from kernels_cpu.threads.task_counts import fetch_add, next_task, peek
+from kernels_cpu.threads.task_counts import fetch_add, next_task, peek, tasks_done
 from kernels_cpu.threads.waiting import pause
 
 LOOKS = 100_000_000
@@ -180,6 +180,37 @@ def failing(counter, size, first_too):
     """Want more memory than there is, in every thread or in all but the first."""
     if next_task(counter) > 0 or first_too:
         np.empty(size)
+
+
+@compiled()
+def failing_in_a_phase(counter, size, first_fails, left):
+    """Two threads come together; one wants more memory than there is, the other waits until its task is done."""
+    first = next_task(counter) == 0
+    looks = 0
+    while peek(counter) < 2 and looks < LOOKS:
+        pause(looks)
+        looks += 1
+    if first == first_fails:
+        np.empty(size)
+    looks = 0
+    while tasks_done(counter, 1) < 1 and looks < LOOKS:
+        pause(looks)
+        looks += 1
+    if looks < LOOKS:
+        fetch_add(left.ctypes.data, 1)
+
+
+@natively
+@pytest.mark.parametrize("first_fails", [True, False])
+def test_nobody_waits_for_the_task_of_a_thread_that_failed(first_fails):
+    team = pulls._Team(frozenset({0, 1}))
+    left = np.zeros(1, np.int64)
+    with pytest.raises(MemoryError, match="for want of memory"):
+        team.compute(failing_in_a_phase, (1 << 60, first_fails, left), 2)
+    assert left[0] == 1
+    seen = np.zeros(1, np.int64)
+    team.compute(met, (2, seen), 2)
+    assert seen[0] == 2
 
 
 @pytest.mark.parametrize(("threads", "alone"), [(1, True), (2, False)], ids=["of the caller", "of a helper"])

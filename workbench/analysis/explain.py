@@ -142,7 +142,8 @@ def residual(measured: Result, simulated: Result) -> dict[str, float]:
     """Seconds by which a run took longer than its simulation, by cause; they add up to the whole difference.
 
     The causes are those of the lane that is busiest in the simulation: the work of its tasks, cores that others took
-    from it while it worked, the time between iterations, and waiting for other lanes.
+    from it while it worked, the time between iterations, and waiting for other lanes. What others take from a lane of
+    several threads, or of a card, is not known and counts as work.
 
     Parameters
     ----------

@@ -97,7 +97,6 @@ class Engine:
         self._inbox = inbox or Inbox(len(scenario.workload))
         self._rows: list[PartRows] = []  # of the parts of the plan under way
         self._plan: tuple[int, Plan] | None = None  # under way, with its number
-        self._alone: set[str] = set()  # lanes whose thread alone computes; of others, its time is not the lane's
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
         self.watch = Stopwatch()
@@ -305,8 +304,10 @@ class Engine:
             self.forward.routed.settle()
         self._between.finish()
         self._now = self.watch.now
-        on_host = {lane for lane in LANES if lane != "gpu" or self.driver.on_host}
-        self._alone = {lane for lane in on_host if places[lane].threads == 1}
+        for job, _ in ended:
+            lane = job.task.node.lane
+            if places[lane].threads > 1 or (lane == "gpu" and not self.driver.on_host):
+                job.cpu = math.nan  # others, or the card, compute while this thread waits
         return self._record(ended, number)
 
     def paced(self, plan: Plan) -> Pace:
@@ -321,9 +322,8 @@ class Engine:
         at = self.watch.at
         for job, after in ended:
             lane = job.task.node.lane
-            own = job.cpu if lane in self._alone else math.nan
             for start, end in job.spans:
-                span = Span(lane, job.task.name, at(start), at(end), number, own, after)
+                span = Span(lane, job.task.name, at(start), at(end), number, job.cpu, after)
                 busy[lane] += span.end - span.start
                 self.timeline.spans.append(span)
         return busy

@@ -33,19 +33,21 @@ _ROWS = torch.float32, torch.bfloat16
 _HEADS = *_ROWS, torch.float16
 _VECTORS = kernels_cpu.features().path is not CodePath.PORTABLE
 _MOST = 6 if has("amx-bf16") else 8 if has("avx512bf16") else float("inf")
-"""Most pairs per expert with which Numba is faster than torch on a CPU that multiplies bf16; on others it always is.
+"""Most pairs per expert with which Numba is faster than torch with weights in place, on a CPU that multiplies bf16; on
+others it always is.
 
-Exact products of packed weights against torch on two Zen 4 cores: 2.5 times as fast with 1 token per expert, 1.6 to
-1.9 with 8, 1.2 to 1.4 with 16, 0.9 with 32. On an Ice Lake Xeon, which has no such products, `fused_moe` is 1.2 to 3
-times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a Xeon with AMX, 1 and 2 threads: with
-4, 6 and 8 per expert 1.0, 0.9 and 0.8 times as fast as torch where 8 experts have 2048 x 7168, and 1.2 to 1.4, 1.0 to
-1.3 and 0.9 to 1.1 where 128 have 2048 x 768.
+Activations in fp32, as they are for weights in place, against torch on two Zen 4 cores: 2.5 times as fast with 1 token
+per expert, 1.6 to 1.9 with 8, 1.2 to 1.4 with 16, 0.9 with 32. On an Ice Lake Xeon, which has no such products,
+`fused_moe` is 1.2 to 3 times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a Xeon with AMX,
+1 and 2 threads: with 4, 6 and 8 per expert 1.0, 0.9 and 0.8 times as fast as torch where 8 experts have 2048 x 7168,
+and 1.2 to 1.4, 1.0 to 1.3 and 0.9 to 1.1 where 128 have 2048 x 768.
 """
 _COPY_FOR_MANY = not has("amx-bf16")
-"""True if Numba is faster with a packed copy than torch with any number of pairs per expert, which AMX is not.
+"""True if Numba is faster with a packed copy than torch with any number of pairs per expert; with AMX it is not.
 
-Packed weights on two Zen 4 cores against the faster of torch's two ways, 64 to 4096 tokens: 1.7, 1.4, 1.1 and 1.1 times
-as fast where 8 experts have 2048 x 7168, and 3.1, 1.9, 1.4 and 1.0 where 128 have 2048 x 768.
+Packed weights, with activations in bf16, on two Zen 4 cores against the faster of torch's two ways, 64 to 4096 tokens:
+1.7, 1.4, 1.1 and 1.1 times as fast where 8 experts have 2048 x 7168, and 3.1, 1.9, 1.4 and 1.0 where 128 have
+2048 x 768.
 """
 
 

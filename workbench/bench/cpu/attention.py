@@ -79,7 +79,7 @@ class Attention:
     """
 
     peak = 0.85
-    """Softmax and the widening of bf16 take the rest."""
+    """Share of the multiply-add peak that counts as the roof: softmax and the widening of bf16 take the rest."""
     in_bf16 = 0.5
     """Queries times keys, both bf16; weights are fp32."""
     kv_itemsize = 2

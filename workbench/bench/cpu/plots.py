@@ -78,7 +78,7 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
 
 
 def _say_ceilings(ax: Axes, roofline: Roofline, least: float, most: float) -> None:
-    said = f"multiply-adds {roofline.multiply / 1e9:,.0f} GFLOP/s"
+    said = f"fp32 multiply-adds {roofline.multiply / 1e9:,.0f} GFLOP/s"
     ax.annotate(said, (most, roofline.multiply / 1e9), (-4, 4), textcoords="offset points", ha="right", color=_TEXT)
     x = 1.15 * least
     y = 1.25 * roofline.read * 1.15 * least / 1e9

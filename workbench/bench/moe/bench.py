@@ -249,7 +249,7 @@ def measure_moe(
     with torch_threads(size), torch.no_grad():
         for count in tokens:
             _agree({name: compute(name, count) for name in names})
-        read, multiply = _rates(device, size)
+        rates = [_rates(device, size)]
         quiet: dict[int, list[_Visit]] = {count: [] for count in tokens}
         disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
         begin = time.perf_counter()
@@ -260,6 +260,7 @@ def measure_moe(
                 with listening() as noise:
                     visit = {name: _seconds(partial(compute, name, count), device) for name in order}
                 (quiet if noise.quiet else disturbed)[count].append(visit)
+            rates.append(_rates(device, size))
             made += 1
     counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
     runs = list[MoeRun]()
@@ -270,6 +271,7 @@ def measure_moe(
     noisy = sum(len(disturbed[count]) for count in tokens if counted[count] is not quiet[count])
     where = f"{size} thread{'s' if size > 1 else ''}" if device == "cpu" else torch.cuda.get_device_name()
     dropped = sum(map(len, disturbed.values())) - noisy
+    read, multiply = (max(seen) for seen in zip(*rates, strict=True))  # a computer's speed drifts; roofs are its best
     return MoeSpeeds(shape, where, read, multiply, tuple(runs), dropped, noisy)
 
 
@@ -322,16 +324,16 @@ def _rates(device: str, threads: int) -> tuple[float, float]:
     """Measure the rates of memory [B/s] and arithmetic [FLOP/s].
 
     Memory is read on a CPU, and copied (read and written) on a GPU. Arithmetic is a large product in bf16 (`PLAIN` on a
-    CPU), or fp32 multiply-adds on a CPU where those are faster.
+    CPU), or multiply-adds of fp32 or bf16 on a CPU where those are faster.
     """
     side = 1024 if device == "cpu" else 8192
     one = torch.randn(side, side, device=device).to(PLAIN if device == "cpu" else torch.bfloat16)
     multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
     if device == "cpu":
         pool = np.ones(_POOL, np.int8)
-        flops = multiply_add(threads=threads)
-        alone = flops / min(_seconds(lambda: multiply_add(threads=threads), device) for _ in range(3))
-        multiply = max(multiply, alone)
+        for bf16 in (False, True):
+            add = partial(multiply_add, threads=threads, bf16=bf16)
+            multiply = max(multiply, add() / min(_seconds(add, device) for _ in range(3)))
         return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(9)), multiply
     source = torch.ones(4 * _POOL, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
