@@ -120,6 +120,25 @@ def test_one_expert_that_is_overwritten_unseen_is_noticed(name):
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])
+def test_an_expert_that_is_overwritten_unseen_is_noticed_when_it_is_used(name, made):
+    case = layer(1, 64, 96, 9, 2, BF16, 0)
+    used, other = case | {"ids": torch.tensor([[0, 1]])}, case | {"ids": torch.tensor([[1, 5]])}
+    called_often(used)
+    case[name][5].data.mul_(-1)
+    assert right(call(**used), used)
+    assert made[0]() is not None
+    assert right(call(**other), other)
+    assert made[0]() is None
+
+
+def test_an_expert_out_of_range_is_told_by_the_kernel():
+    case = layer(1, 64, 96, 9, 2, BF16, 0)
+    called_often(case)
+    with pytest.raises(ValueError, match=r"ids.* 9"):
+        call(**case | {"ids": torch.tensor([[0, 9]])})
+
+
+@pytest.mark.parametrize("name", ["gate_up", "down"])
 def test_a_copy_goes_with_the_weights(name, made):
     case = case_of()
     called_often(case)

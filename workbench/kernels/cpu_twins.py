@@ -336,7 +336,7 @@ def _compute_experts(
     """Compute experts by Numba's kernel; each token's sum is in the given order."""
     in_words = gate_up.data_ptr() % 4 == down.data_ptr() % 4 == 0  # Numba's kernel reads words of two numbers
     left_out = pages is not None and bool((pages == LEFT_OUT).any())
-    experts = packed_copy(gate_up, down) if in_words and pages is None else None
+    experts = packed_copy(gate_up, down, ids) if in_words and pages is None else None
     if not in_words or left_out or (experts is None and not _are_few(ids, gate_up, pages)):
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
     chosen = ids  # checked by Numba's wrapper

@@ -138,7 +138,7 @@ def fused_moe(
     least half of the computer's memory stays free, and later calls read that copy as they read packed weights: results
     may change within the errors below. The copy is freed with the weights and made again after a write to the tensors
     that are passed. Writes through `data`, numpy or a pointer are noticed if they change a sample of 64 numbers of a
-    matrix.
+    matrix that the call uses.
 
     With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
     with more than a few tokens on Zen with AVX512_BF16 and where the CPU has matrix registers (AMX).
