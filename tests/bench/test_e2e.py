@@ -9,6 +9,7 @@ import pytest
 import workbench as wb
 from workbench.bench.e2e import bench
 from workbench.bench.e2e.bench import BASELINE, LOADS, Load, Run, Timed, Worker, bench_e2e
+from workbench.bench.e2e.roofs import Roofs, Shares
 from workbench.core.errors import WorkbenchError
 from workbench.schedules import Sequential
 
@@ -47,11 +48,33 @@ def test_engines_answer_and_those_that_are_not_installed_are_named(small, tmp_pa
             assert all(0 < run.core_seconds < 64 * run.seconds for run in one.runs)
         assert any(line.startswith(f"{load}: {SMALL[load].requests} requests") for line in said)
     record = json.loads(path.read_text(encoding="utf-8"))
+    assert all(0 < row[share] < 1 for row in record["rows"] for share in ("of_reading", "of_multiplying"))
     assert {(row["load"], row["engine"]) for row in record["rows"]} == {(a, b) for a in SMALL for b in engines[:2]}
     (ours, other) = (found["mixed"][engine] for engine in engines[:2])
     ratios = [b.seconds / a.seconds for a, b in zip(ours.runs, other.runs, strict=True)]
     told = record["ratios"][f"mixed: seconds of workbench int8 / {BASELINE}"]
     assert told["median"] == pytest.approx(np.median(ratios))
+
+
+def test_shares_count_what_decodes_read_and_every_token_multiplies():
+    """One request of a Mixtral reads two of eight experts per layer and new token; INT4 a quarter of bf16."""
+    model = wb.models["mixtral-8x7b"]
+    roofs = Roofs(100e9, 1e12)
+    one = Shares.of(model, [[1] * 32], 64, "bf16", 10.0, roofs)
+    active = model.always_bytes + model.routed_bytes / 4
+    kv = (32 + 64 / 2) * model.kv_bytes_per_token("bf16")
+    assert one.reading == pytest.approx(64 * (active + kv) / 10 / 100e9)
+    products = 2 * model.active_params + 4 * model.num_attention_heads * model.head_dim * 64 * model.num_hidden_layers
+    assert one.multiplying == pytest.approx((32 + 63) * products / 10 / 1e12, rel=1e-2)
+    quarter = Shares.of(model, [[1] * 32], 64, "int4", 10.0, roofs)
+    assert one.reading - quarter.reading == pytest.approx(64 * model.routed_bytes / 4 * 0.75 / 10 / 100e9)
+    many = Shares.of(model, [[1] * 32] * 64, 64, "bf16", 10.0, roofs)
+    whole = model.always_bytes + model.routed_bytes + 64 * kv
+    assert many.reading == pytest.approx(64 * whole / 10 / 100e9, rel=1e-6)
+
+
+def test_the_best_of_several_roofs_counts():
+    assert Roofs(1.0, 4.0).or_better(Roofs(2.0, 3.0)) == Roofs(2.0, 4.0)
 
 
 def test_a_worker_gives_the_tokens_of_a_run():

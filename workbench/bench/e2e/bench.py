@@ -19,10 +19,11 @@ import numpy as np
 import psutil
 
 from workbench.bench import record
+from workbench.bench.e2e.roofs import Roofs, Shares
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import kept, listening
 from workbench.engine import make_checkpoint
-from workbench.hardware import Machine
+from workbench.hardware import Machine, usable_cores
 from workbench.models import ModelConfig, checkpoint
 
 ENGINES: dict[str, tuple[str, str]] = {
@@ -175,7 +176,8 @@ def bench_e2e(
 ) -> dict[str, dict[str, Timed]]:
     """Serve the same prompts with every engine, round by round, and print generated tokens per second and ratios.
 
-    Engines that cannot be had, or fail later, are named and left out.
+    Beside each stand the shares of the cores' reading and multiplying that the load takes at least; both rates are
+    measured before each round, and the best counts. Engines that cannot be had, or fail later, are named and left out.
 
     Raises
     ------
@@ -212,7 +214,9 @@ def bench_e2e(
             raise WorkbenchError("this engine itself failed; see above.")
         order = list(workers)
         alive = set(workers)
+        roofs = Roofs.measured()
         for turn in range(rounds):
+            roofs = roofs.or_better(Roofs.measured())
             for load in loads:
                 for number in np.random.default_rng(turn).permutation(len(order)).tolist():
                     engine = order[number]
@@ -222,9 +226,12 @@ def bench_e2e(
                         alive.remove(engine)
     for load in loads:
         found[load] = {engine: timed for engine, timed in found[load].items() if timed.runs}
-        _print(load, found[load], say)
+    rows = _rows(found, versions, model, roofs)
+    say(f"{usable_cores()} cores read {roofs.read / 1e9:.1f} GB/s and multiply {roofs.multiply / 1e9:,.0f} GFLOP/s")
+    for load in loads:
+        _print(load, found[load], [row for row in rows if row["load"] == load], say)
     if json is not None:
-        record.write(json, Machine.local(device="cpu"), _ratios(found), _rows(found, versions))
+        record.write(json, Machine.local(device="cpu"), _ratios(found), rows)
     return found
 
 
@@ -249,20 +256,28 @@ def _time(timed: Timed, worker: Worker, load: Load, model: ModelConfig, what: st
     say(f"{what}: {load.requests * load.new / run.seconds:.1f} tok/s, {run.core_seconds:.1f} core-seconds; {noise}")
 
 
-def _print(load: str, timed: Mapping[str, Timed], say: Callable[[str], None]) -> None:
+def _print(
+    load: str, timed: Mapping[str, Timed], rows: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+) -> None:
     given = LOADS[load]
     lengths = f"{given.shortest}" if given.shortest == given.longest else f"{given.shortest} to {given.longest}"
     say(f"{load}: {given.requests} requests, prompts of {lengths} tokens, {given.new} new ones each, greedy")
-    say(f"{'engine':26}  tok/s  core-seconds  {BASELINE} is faster: by the clock, in core-seconds; quiet runs")
+    say(
+        f"{'engine':26}  tok/s  core-seconds  of reading  of multiplying  "
+        f"{BASELINE} is faster: by the clock, in core-seconds; quiet runs"
+    )
     ours = timed.get(BASELINE)
-    for engine, one in timed.items():
-        rate = given.requests * given.new / one.seconds
+    for row in rows:
+        one = timed[row["engine"]]
         quiet = f"{sum(run.quiet for run in one.runs)} of {len(one.runs)}"
         clock, cores = "-", "-"
         if ours is not None:
             clock = f"{one.seconds / ours.seconds:.2f}x"
             cores = f"{one.core_seconds / ours.core_seconds:.2f}x"
-        say(f"{engine:26} {rate:6.1f} {one.core_seconds:13.1f}  {clock:>37} {cores:>16}  {quiet}")
+        say(
+            f"{row['engine']:26} {row['tokens_per_second']:6.1f} {one.core_seconds:13.1f} {row['of_reading']:11.0%} "
+            f"{row['of_multiplying']:15.0%}  {clock:>37} {cores:>16}  {quiet}"
+        )
 
 
 def _ratios(found: Mapping[str, Mapping[str, Timed]]) -> dict[str, dict[str, float]]:
@@ -279,18 +294,24 @@ def _ratios(found: Mapping[str, Mapping[str, Timed]]) -> dict[str, dict[str, flo
     return ratios
 
 
-def _rows(found: Mapping[str, Mapping[str, Timed]], versions: Mapping[str, str]) -> list[dict[str, Any]]:
+def _rows(
+    found: Mapping[str, Mapping[str, Timed]], versions: Mapping[str, str], model: ModelConfig, roofs: Roofs
+) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for load, timed in found.items():
-        tokens = LOADS[load].requests * LOADS[load].new
+        given = LOADS[load]
         for engine, one in timed.items():
+            option = ENGINES[engine][1]
+            shares = Shares.of(model, given.prompts(model), given.new, option, one.seconds, roofs)
             rows.append(
                 {
                     "load": load,
                     "engine": engine,
                     "version": versions[engine],
-                    "tokens_per_second": tokens / one.seconds,
+                    "tokens_per_second": given.requests * given.new / one.seconds,
                     "core_seconds": one.core_seconds,
+                    "of_reading": shares.reading,
+                    "of_multiplying": shares.multiplying,
                     "runs": [run._asdict() for run in one.runs],
                 }
             )
