@@ -45,7 +45,7 @@ def test_the_axes_are_logarithmic_and_say_their_units():
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert ax.get_xlabel() == "arithmetic intensity [FLOP/byte]"
     assert ax.get_ylabel() == "arithmetic rate [GFLOP/s]"
-    assert {text.get_text() for text in ax.texts} == {"multiply-adds 220 GFLOP/s", "reading 40.0 GB/s"}
+    assert {text.get_text() for text in ax.texts} == {"fp32 multiply-adds 220 GFLOP/s", "reading 40.0 GB/s"}
 
 
 def test_one_picture_per_number_of_threads_and_one_legend(tmp_path):
