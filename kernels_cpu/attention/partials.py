@@ -17,27 +17,39 @@ from ..threads.task_counts import fetch_add
 
 
 @emitted
-def _packed(typing: Any, lanes: Any, storage: Any, dim: Any, rows: Any, factor: Any, source: Any, target: Any) -> Any:
-    """target = factor * source for rows of `dim` fp32, stored in the order in which `widen` loads a cached row."""
+def _packed(
+    typing: Any, lanes: Any, storage: Any, dim: Any, paired: Any, rows: Any, factor: Any, source: Any, target: Any
+) -> Any:
+    """target = factor * source for rows of `dim` fp32, stored in the order in which `widen` loads a cached row.
+
+    Where they are `paired` they are bf16 numbers and stay so, unscaled, in pairs as `Emitter.pairs` loads them. A row
+    takes as many bytes either way.
+    """
     width = literal(lanes)
     stored = Storage(literal(storage))
     length = literal(dim)
+    in_pairs = literal(paired)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        rows_, factor_, source_, target_ = arguments[3:]
+        rows_, factor_, source_, target_ = arguments[4:]
         share = e.spread(factor_)
 
         def row(index: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(4 * length))
             here = e.at(source_, place)
             to = e.at(target_, place)
-            for load in row_loads(length, stored, width):
+            for number, load in enumerate(row_loads(length, stored, width)):
                 own = [e.load(e.at(here, 4 * (load.start + x * width)), e.f32s, 4) for x in range(load.vectors)]
-                if load.vectors == 2:
+                if in_pairs and load.vectors == 1:
+                    own.append(e.zero)
+                if len(own) == 2:
                     own = [e.shuffle(own[0], own[1], range(half, 2 * width, 2)) for half in range(2)]
+                if in_pairs:
+                    e.store(e.upper_halves(*map(e.bits, own)), e.at(to, 4 * width * number), 4 * width)
+                    continue
                 for x, register in enumerate(own):
                     e.store_f32(builder.fmul(register, share), to, 4 * (load.start + x * width))
             return []
@@ -45,39 +57,7 @@ def _packed(typing: Any, lanes: Any, storage: Any, dim: Any, rows: Any, factor: 
         e.loop(rows_, [], row)
         return context.get_dummy_value()
 
-    return types.void(lanes, storage, dim, types.int64, types.float32, types.int64, types.int64), emit
-
-
-@emitted
-def _paired(typing: Any, lanes: Any, dim: Any, rows: Any, source: Any, target: Any) -> Any:
-    """Rows of `dim` fp32 that are bf16 numbers as pairs of bf16, one register for each load of a cached row.
-
-    A row takes as many bytes as its fp32.
-    """
-    width = literal(lanes)
-    length = literal(dim)
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if not width:
-            return context.get_dummy_value()
-        e = Emitter(builder, width)
-        rows_, source_, target_ = arguments[2:]
-
-        def row(index: Any, _: list[Any]) -> list[Any]:
-            place = builder.mul(index, I64(4 * length))
-            here = e.at(source_, place)
-            to = e.at(target_, place)
-            for number, load in enumerate(row_loads(length, Storage.BF16, width)):
-                own = [e.load(e.at(here, 4 * (load.start + x * width)), e.i32s, 4) for x in range(load.vectors)]
-                first, second = own if load.vectors == 2 else (*own, e.iconst(0))
-                even, odd = (e.shuffle(first, second, range(half, 2 * width, 2)) for half in range(2))
-                e.store(e.upper_halves(even, odd), e.at(to, 4 * width * number), 4 * width)
-            return []
-
-        e.loop(rows_, [], row)
-        return context.get_dummy_value()
-
-    return types.void(lanes, dim, types.int64, types.int64, types.int64), emit
+    return types.void(lanes, storage, dim, paired, types.int64, types.float32, types.int64, types.int64), emit
 
 
 @emitted
@@ -123,9 +103,9 @@ def pack(lanes: int, storage: int, dim: int, in_pairs: bool, q: Any, scale: Any,
     literally(lanes), literally(storage), literally(dim)
     heads, size = q.shape
     if in_pairs:
-        _paired(lanes, dim, heads, q.ctypes.data, packed.ctypes.data)
+        _packed(lanes, storage, dim, True, heads, scale, q.ctypes.data, packed.ctypes.data)
     elif lanes:
-        _packed(lanes, storage, dim, heads, scale, q.ctypes.data, packed.ctypes.data)
+        _packed(lanes, storage, dim, False, heads, scale, q.ctypes.data, packed.ctypes.data)
     else:
         for h in range(heads):
             for x in range(size):

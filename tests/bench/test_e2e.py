@@ -9,7 +9,8 @@ import pytest
 import workbench as wb
 from workbench.bench.e2e import bench
 from workbench.bench.e2e.bench import BASELINE, LOADS, Load, Run, Timed, Worker, bench_e2e
-from workbench.bench.e2e.roofs import Roofs, Shares
+from workbench.bench.e2e.shares import Shares
+from workbench.bench.moe.roofs import Roofs
 from workbench.core.errors import WorkbenchError
 from workbench.schedules import Sequential
 

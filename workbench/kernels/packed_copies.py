@@ -120,7 +120,7 @@ def _sample(matrices: torch.Tensor) -> torch.Tensor:
 def _alike(before: _Samples, now: _Samples, ids: torch.Tensor) -> bool:
     """True if the samples of the experts that are used are equal.
 
-    Those of all would take half a millisecond where 128 experts have 2048 x 768, since none is in a cache (two Zen 4
+    Comparing those of all takes 0.2 ms more where 128 experts have 2048 x 768 and no sample is in a cache (two Zen 4
     cores).
     """
     experts = len(now.down)

@@ -101,8 +101,8 @@ def _say_ceilings(rounds: Sequence[Round], fastest: float, say: Callable[[str], 
     say(
         f"{rounds[0].threads} threads: reads {median(reads) / 1e9:.1f} GB/s ({reads[0] / 1e9:.1f} to "
         f"{reads[-1] / 1e9:.1f}; by state of the memory and rounds: {told}), "
-        f"multiplies {median(one.multiply for one in rounds) / 1e9:.0f} GFLOP/s in fp32, and "
-        f"{median(one.multiply_bf16 for one in rounds) / 1e9:.0f} as fast as it multiplies bf16"
+        f"multiplies {median(one.multiply for one in rounds) / 1e9:.0f} GFLOP/s in fp32 and "
+        f"{median(one.multiply_bf16 for one in rounds) / 1e9:.0f} in bf16"
     )
 
 

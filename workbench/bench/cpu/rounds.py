@@ -22,7 +22,7 @@ SLOW_BELOW = 0.8
 class Round:
     """Measurements of one round: reading [B/s], multiply-adds [FLOP/s], and seconds by implementation and ceiling.
 
-    Multiply-adds are those of fp32, and those of bf16 as fast as the CPU has them.
+    `multiply` is the rate of multiply-adds of fp32, `multiply_bf16` of bf16; without AVX512_BF16 both are fp32's.
 
     Memory is read twice in a round. `best` is the faster reading and tells the state of the memory: a single reading
     that was interrupted would look like the slow state. `read` is one reading and gives the roof, because our kernel

@@ -19,7 +19,8 @@ import numpy as np
 import psutil
 
 from workbench.bench import record
-from workbench.bench.e2e.roofs import Roofs, Shares
+from workbench.bench.e2e.shares import Shares
+from workbench.bench.moe.roofs import Roofs
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import kept, listening
 from workbench.engine import make_checkpoint
@@ -176,8 +177,9 @@ def bench_e2e(
 ) -> dict[str, dict[str, Timed]]:
     """Serve the same prompts with every engine, round by round, and print generated tokens per second and ratios.
 
-    Beside each stand the shares of the cores' reading and multiplying that the load takes at least; both rates are
-    measured before each round, and the best counts. Engines that cannot be had, or fail later, are named and left out.
+    Beside each stand its S-MBU and S-MFU (MoE-CAP): the least shares of the cores' read and multiply rates that its
+    speed takes. Both rates are measured before the first round and after each; the best counts. Engines that cannot be
+    had, or fail later, are named and left out.
 
     Raises
     ------
@@ -214,9 +216,8 @@ def bench_e2e(
             raise WorkbenchError("this engine itself failed; see above.")
         order = list(workers)
         alive = set(workers)
-        roofs = Roofs.measured()
+        roofs = Roofs.measured("cpu", usable_cores())
         for turn in range(rounds):
-            roofs = roofs.or_better(Roofs.measured())
             for load in loads:
                 for number in np.random.default_rng(turn).permutation(len(order)).tolist():
                     engine = order[number]
@@ -224,6 +225,7 @@ def bench_e2e(
                     timing = partial(_time, found[load][engine], workers[engine], LOADS[load], model, what, say)
                     if engine in alive and not _served(timing, engine, say):
                         alive.remove(engine)
+            roofs = roofs.or_better(Roofs.measured("cpu", usable_cores()))
     for load in loads:
         found[load] = {engine: timed for engine, timed in found[load].items() if timed.runs}
     rows = _rows(found, versions, model, roofs)
@@ -300,9 +302,10 @@ def _rows(
     rows = list[dict[str, Any]]()
     for load, timed in found.items():
         given = LOADS[load]
+        prompts = given.prompts(model)
         for engine, one in timed.items():
             option = ENGINES[engine][1]
-            shares = Shares.of(model, given.prompts(model), given.new, option, one.seconds, roofs)
+            shares = Shares.of(model, prompts, given.new, option, one.seconds, roofs)
             rows.append(
                 {
                     "load": load,

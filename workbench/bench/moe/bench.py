@@ -20,12 +20,13 @@ from workbench.bench import record
 from workbench.bench.cpu.work import PLAIN
 from workbench.bench.experts import vllm
 from workbench.bench.experts.bench import torch_threads
+from workbench.bench.moe.roofs import Roofs, seconds_of
 from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
 from workbench.core.errors import EngineError
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.core.records import to_plain
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import PackedExperts, cpu_family, fused_moe, multiply_add, pack_experts, read_memory, route
+from workbench.kernels import PackedExperts, cpu_family, fused_moe, pack_experts, route
 
 OURS = "fused_moe"
 PACKED = "fused_moe, packed"
@@ -42,11 +43,8 @@ QWEN3 = MoeShape("Qwen3-like", 2048, 768, experts=128, chosen=8)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 MANY = (8192, 16384, 32768)
 """Further numbers of tokens on a GPU."""
-_SHORT = 0.02
-"""Duration of one repetition on a GPU [s]: many calls, because a single call is shorter than its launch."""
 _DISAGREE = 2e-2
 """Relative Frobenius distance of two answers in bf16 beyond which it is not rounding."""
-_POOL = 1 << 28
 _OFTEN = 5
 """Repetitions per round of up to `_FEW` tokens, which are short."""
 _FEW = 64
@@ -249,7 +247,7 @@ def measure_moe(
     with torch_threads(size), torch.no_grad():
         for count in tokens:
             _agree({name: compute(name, count) for name in names})
-        rates = [_rates(device, size)]
+        roofs = Roofs.measured(device, size)
         quiet: dict[int, list[_Visit]] = {count: [] for count in tokens}
         disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
         begin = time.perf_counter()
@@ -258,9 +256,9 @@ def measure_moe(
             for count in rng.permutation(_repeated(tokens)).tolist():
                 order = rng.permutation(names).tolist()
                 with listening() as noise:
-                    visit = {name: _seconds(partial(compute, name, count), device) for name in order}
+                    visit = {name: seconds_of(partial(compute, name, count), device) for name in order}
                 (quiet if noise.quiet else disturbed)[count].append(visit)
-            rates.append(_rates(device, size))
+            roofs = roofs.or_better(Roofs.measured(device, size))
             made += 1
     counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
     runs = list[MoeRun]()
@@ -271,8 +269,7 @@ def measure_moe(
     noisy = sum(len(disturbed[count]) for count in tokens if counted[count] is not quiet[count])
     where = f"{size} thread{'s' if size > 1 else ''}" if device == "cpu" else torch.cuda.get_device_name()
     dropped = sum(map(len, disturbed.values())) - noisy
-    read, multiply = (max(seen) for seen in zip(*rates, strict=True))  # a computer's speed drifts; roofs are its best
-    return MoeSpeeds(shape, where, read, multiply, tuple(runs), dropped, noisy)
+    return MoeSpeeds(shape, where, *roofs, tuple(runs), dropped, noisy)
 
 
 _Visit = dict[str, float]
@@ -296,48 +293,6 @@ def _agree(answers: Mapping[str, torch.Tensor]) -> None:
                 f"{first} and {name} are {apart:.2g} of the answer apart, at most {_DISAGREE} being rounding: "
                 f"run the kernels' tests on this machine."
             )
-
-
-def _seconds(call: Callable[[], object], device: str) -> float:
-    """Time of one call [s]; on a GPU the mean over enough calls to outweigh their launch."""
-    if device == "cpu":
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-    first = _on_gpu(call, 1)
-    return _on_gpu(call, max(1, round(_SHORT / first)))
-
-
-def _on_gpu(call: Callable[[], object], count: int) -> float:
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(count):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / count
-
-
-def _rates(device: str, threads: int) -> tuple[float, float]:
-    """Measure the rates of memory [B/s] and arithmetic [FLOP/s].
-
-    Memory is read on a CPU, and copied (read and written) on a GPU. Arithmetic is a large product in bf16 (`PLAIN` on a
-    CPU), or multiply-adds of fp32 or bf16 on a CPU where those are faster.
-    """
-    side = 1024 if device == "cpu" else 8192
-    one = torch.randn(side, side, device=device).to(PLAIN if device == "cpu" else torch.bfloat16)
-    multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
-    if device == "cpu":
-        pool = np.ones(_POOL, np.int8)
-        for bf16 in (False, True):
-            add = partial(multiply_add, threads=threads, bf16=bf16)
-            multiply = max(multiply, add() / min(_seconds(add, device) for _ in range(3)))
-        return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(9)), multiply
-    source = torch.ones(4 * _POOL, dtype=torch.int8, device=device)
-    target = torch.empty_like(source)
-    return 2 * len(source) / min(_seconds(lambda: target.copy_(source), device) for _ in range(9)), multiply
 
 
 def bench_moe(
