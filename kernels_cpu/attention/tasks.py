@@ -23,7 +23,7 @@ from .addresses import address_rows, rows_and_order, rows_of_task
 from .matrix_tasks import fits_matrices, matrix_decoder
 from .partials import are_bf16, clear, conclude, pack, per_head
 from .portable import INT8, cap_scores, read_scales, walk_tile
-from .vectors import lines_ahead, padded_heads, scores, softmax, tile_tokens, weighted
+from .vectors import early, fetches_keys, lines_ahead, padded_heads, scores, softmax, tile_tokens, weighted
 
 _COPIED = 64
 """Tokens per tile on the portable path, which copies them out of the cache."""
@@ -79,6 +79,8 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
     scaled = storage is Storage.INT8
     tokens = tile_tokens(dim * storage.itemsize)
     score = _scores_of_either if paired else _scores
+    keys_early = fetches_keys(padded, paired)
+    early_at = 8 * (tokens - early(tokens, padded)) if keys_early else 0
 
     @compiled()
     def serve(
@@ -155,27 +157,29 @@ def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, 
                         total_at = total.ctypes.data + register
                         value = offset + value_bytes
                         later = soon + value_bytes
+                        early_there = there + early_at
+                        early_offset = soon if keys_early else later
                         if c + 1 < chunks:
                             softmax(
                                 lanes, stored, value_dim, heads, padded, 0, tokens, tile_at, top_at, total_at,
-                                sums_at, there, later,
+                                sums_at, early_there, early_offset,
                             )  # fmt: skip
                             if scaled:
                                 _apply(value_scale, count, padded, tile)
                             weighted(
-                                lanes, stored, value_dim, heads, padded, 0, tokens, tile_at, here, value, count,
-                                sums_at, there, later,
+                                lanes, stored, value_dim, heads, padded, 0, tokens, paired, tile_at, here, value,
+                                count, sums_at, there, later,
                             )  # fmt: skip
                         else:
                             softmax(
                                 lanes, stored, value_dim, rest, padded, ahead, tokens, tile_at, top_at, total_at,
-                                sums_at, there, later,
+                                sums_at, early_there, early_offset,
                             )  # fmt: skip
                             if scaled:
                                 _apply(value_scale, count, padded, tile)
                             weighted(
-                                lanes, stored, value_dim, rest, padded, ahead, tokens, tile_at, here, value, count,
-                                sums_at, there, later,
+                                lanes, stored, value_dim, rest, padded, ahead, tokens, paired, tile_at, here, value,
+                                count, sums_at, there, later,
                             )  # fmt: skip
                 token += tokens
                 rows, coming = coming, rows

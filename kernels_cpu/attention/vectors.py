@@ -37,13 +37,22 @@ _STREAMS = _SETTINGS.streams
 
 
 def early(tokens: int, padded: int) -> int:
-    """Rows of the next tile's values that `softmax` prefetches; `weighted` prefetches the others.
+    """Rows of the next tile that `softmax` prefetches: the first values, or the last keys where it `fetches_keys`.
 
     If `weighted` prefetches all, memory is idle during the softmax. Fractions of the sequential read rate on a Xeon
     with AMX, with prefetches in the order that LLVM chose: 0.88 instead of 0.90 with 4 heads, 0.79 instead of 0.81 with
     8. With 7 heads a quarter of the rows gives 0.82, an eighth 0.84.
     """
     return max(8, tokens // (4 if padded <= 4 else 8))
+
+
+def fetches_keys(padded: int, paired: bool) -> bool:
+    """True if `softmax` prefetches the last quarter of the next tile's keys, and `weighted` all values.
+
+    With three or four heads in pairs, scores take two thirds of the time of the weighted sum. If they prefetch all
+    keys, they wait for memory: with four heads one thread of a Zen 4 reaches 0.70 of reading, instead of 0.78.
+    """
+    return paired and padded == 4
 
 
 def padded_heads(heads: int) -> int:
@@ -56,7 +65,7 @@ def scores(
     typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, paired: Any, scale: Any,
     q: Any, rows: Any, offset: Any, count: Any, tile: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
-    """tile[t, h] = q[h] . row[t] for `heads` packed queries and `count` tokens; prefetches the next tile's keys.
+    """tile[t, h] = q[h] . row[t] for `heads` packed queries and `count` tokens; prefetches keys of the next tile.
 
     A row of the tile has `padded` lanes; those past `heads` become 0. Where queries are `paired`, products of bf16 are
     exact and added in fp32 by AVX512_BF16, and their sums are multiplied by `scale`.
@@ -75,9 +84,10 @@ def scores(
     # of a query: with four heads, four tokens gave 1.05 times the rate of two on two Zen 4 cores. With one or two heads
     # rows are read one by one, an order that the hardware prefetcher recognises.
     together = 1 if space < 4 else max(1, min(tokens, _SETTINGS.sums[width] // space))
-    memory_bound = _memory_bound(group, width, stored, fetch)
+    memory_bound = _memory_bound(group, space, width, stored, fetch, in_pairs)
     sharing = 1 if memory_bound else together
     steps = len(loads) * together // sharing
+    coming_rows = tokens * 3 // 4 if fetches_keys(space, in_pairs) else tokens
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
@@ -116,13 +126,14 @@ def scores(
         def body(index: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(index, I64(8 * tokens))
             here = e.at(rows_, first)
-            there = e.at(next_, first)
+            there = e.at(next_, builder.mul(index, I64(8 * coming_rows)))
 
             def all_products() -> Iterator[Any]:
                 for start in range(0, tokens, together):
-                    places = range(8 * start, 8 * (start + together), 8)
-                    row = [e.at(e.load(e.at(here, place), I64, 8), offset_) for place in places]
-                    coming = [e.at(e.load(e.at(there, place), I64, 8), next_offset_) for place in places]
+                    own = range(start, start + together)
+                    row = [e.at(e.load(e.at(here, 8 * x), I64, 8), offset_) for x in own]
+                    wanted = own[: max(0, coming_rows - start)]
+                    coming = [e.at(e.load(e.at(there, 8 * x), I64, 8), next_offset_) for x in wanted]
                     yield from products(row, coming)
 
             found = e.sums(all_products())
@@ -155,15 +166,18 @@ def _lines(size: int, ahead: int) -> range:
     return range(0, size, ahead * LINE) if ahead else range(0)
 
 
-def _memory_bound(group: int, width: int, stored: Storage, ahead: int) -> bool:
+def _memory_bound(group: int, padded: int, width: int, stored: Storage, ahead: int, paired: bool) -> bool:
     """True if reading takes longer than computing, so that loads and prefetches are spread evenly between products.
 
+    So it is where `softmax` `fetches_keys`: without it four heads on two threads of a Zen 4 are 0.96 times as fast.
     Else they are where LLVM puts them, a burst before the products of several rows. So it is for chunks of heads that
     prefetch nothing because a later chunk reads the same rows (12 heads in fp16 would take 1.06 times as long), and for
     INT8, which has to be converted: 1.04, 0.99 and 0.98 times as fast with 1 to 3 heads on a Xeon with AMX.
     """
     if not ahead or stored is Storage.INT8:
         return False
+    if fetches_keys(padded, paired):
+        return True
     return group * LINE // (width * stored.itemsize) <= _SETTINGS.ordered_products[width]
 
 
@@ -186,8 +200,8 @@ def softmax(
     """Turn a tile of `tokens` scores (to the base 2) into weights relative to each head's largest score so far.
 
     `top` and `total` are one register each, laid out like the scores: running maxima, and running sums of weights.
-    `sums` are the heads' weighted sums of values; they and `total` are scaled down when a maximum grows. Prefetches the
-    first rows of the next tile's values.
+    `sums` are the heads' weighted sums of values; they and `total` are scaled down when a maximum grows. Prefetches as
+    many rows of the next tile as `early` says, from `next_rows` on.
     """
     width = literal(lanes)
     length = literal(dim)
@@ -247,25 +261,25 @@ def softmax(
 
 @emitted
 def weighted(
-    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, tokens: Any,
+    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, tokens: Any, paired: Any,
     tile: Any, rows: Any, offset: Any, count: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
-    """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; prefetches the next tile's values."""
+    """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; prefetches values of the next tile."""
     width = literal(lanes)
     stored = Storage(literal(storage))
     length = literal(dim)
     group = literal(heads)
     space = literal(padded)
     fetch = literal(ahead)
-    memory_bound = _memory_bound(group, width, stored, fetch)
-    early_rows = early(literal(tokens), space)
-    repeat_after = literal(tokens) // early_rows
+    in_pairs = literal(paired)
+    memory_bound = _memory_bound(group, space, width, stored, fetch, in_pairs)
+    early_rows = 0 if fetches_keys(space, in_pairs) else early(literal(tokens), space)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[7:]
+        tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[8:]
         passes = _passes(row_loads(length, stored, width), _SETTINGS.sums[width] // group)
         together = max(x for x in range(1, _SETTINGS.tokens_together + 1) if len(passes) % x == 0)
         portions = len(passes) // together
@@ -303,15 +317,17 @@ def weighted(
                 """Add `together` tokens and prefetch one portion of a row of the next tile.
 
                 The iterations of all passes prefetch row after row, in order within a row. They have time for as many
-                rows as a tile has, of which `softmax` has prefetched `early_rows`; so every `repeat_after` rows one is
-                prefetched twice, which spreads the others evenly.
+                rows as a tile has, of which `softmax` has prefetched `early_rows`; so as many are prefetched twice,
+                which spreads the others evenly.
                 """
                 sums = list(carried)
                 first = builder.mul(index, I64(together))
                 iteration = builder.add(builder.mul(several, I64(number)), index)
                 turn = builder.udiv(iteration, I64(portions))
-                before = builder.udiv(builder.add(turn, I64(1)), I64(repeat_after))
-                entry = builder.sub(builder.add(turn, I64(early_rows)), before)
+                entry = turn
+                if early_rows:
+                    before = builder.udiv(builder.add(turn, I64(1)), I64(literal(tokens) // early_rows))
+                    entry = builder.sub(builder.add(turn, I64(early_rows)), before)
                 row = e.at(e.load(e.at(next_, builder.mul(entry, I64(8))), I64, 8), next_offset_)
                 begin = e.at(row, builder.mul(builder.urem(iteration, I64(portions)), I64(len(portion) * lines.step)))
                 for x in range(together):
@@ -332,7 +348,7 @@ def weighted(
             one_pass(number, loads, place)
         return context.get_dummy_value()
 
-    return types.void(lanes, storage, dim, heads, padded, ahead, tokens, *[types.int64] * 7), emit
+    return types.void(lanes, storage, dim, heads, padded, ahead, tokens, paired, *[types.int64] * 7), emit
 
 
 def _passes(loads: tuple[Load, ...], most: int) -> list[tuple[list[Load], int]]:

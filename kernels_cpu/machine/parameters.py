@@ -88,7 +88,7 @@ class AttentionParameters:
     few_heads_ahead: int = field(metadata=_either(0, 1, 2, 4))
     ahead: int = field(metadata=_either(0, 1, 2, 4))
     ordered_products: ByLanes = field(metadata=_lanes((0, 8, 12), (0, 4, 8, 16, 32)))
-    pairs_from: int = field(metadata=_of_avx512(0, 3, 5))
+    pairs_from: int = field(metadata=_of_avx512(0, 3, 4, 5))
     run: int = field(metadata=_either(512, 1024, 2048, 4096))
     least_run: int = field(metadata=_either(256, 512, 1024))
 
