@@ -76,7 +76,7 @@ def scores(
     group = literal(heads)
     space = literal(padded)
     fetch = literal(ahead)
-    in_pairs = literal(paired)
+    in_pairs = bool(literal(paired))
     loads = row_loads(length, stored, width)
     tokens = width // space
     lines = _lines(length * stored.itemsize, fetch)
@@ -271,7 +271,7 @@ def weighted(
     group = literal(heads)
     space = literal(padded)
     fetch = literal(ahead)
-    in_pairs = literal(paired)
+    in_pairs = bool(literal(paired))
     memory_bound = _memory_bound(group, space, width, stored, fetch, in_pairs)
     early_rows = 0 if fetches_keys(space, in_pairs) else early(literal(tokens), space)
 
