@@ -180,3 +180,10 @@ def same_kind(operand: SameKind, array: NDArray[Any]) -> SameKind:
     """`array` as a torch tensor if `operand` is one, else `array` itself; without a copy."""
     kind = array if isinstance(operand, np.ndarray) else sys.modules["torch"].from_numpy(array)
     return cast(SameKind, kind)
+
+
+def same_type(operand: SameKind, array: NDArray[Any]) -> SameKind:
+    """`array` as a torch tensor of the dtype of `operand` if that is a tensor, else `array` itself; without a copy."""
+    if isinstance(operand, np.ndarray):
+        return cast(SameKind, array)
+    return cast(SameKind, sys.modules["torch"].from_numpy(array).view(operand.dtype))

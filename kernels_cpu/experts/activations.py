@@ -71,7 +71,7 @@ def fill(row: Any, t: int, activations: Any, zero: int) -> None:
     """Store row t in all formats, padded with zeros."""
     own = activations.exact[t]
     for m in range(len(row)):  # Numba takes a second to compile the error of slices that do not fit
-        own[m] = row[m]
+        own[m] = widened(row[m])
     own[len(row) :] = 0
     convert(t, activations, zero)
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ..arguments import (
     Operand,
@@ -20,10 +20,11 @@ from ..arguments import (
     float64,
     frozen,
     host_array,
-    same_kind,
+    same_type,
     writeable,
 )
 from ..codegen.compiled import compiled
+from ..codegen.rounding import narrowed
 from ..declarations import operation, public, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
@@ -91,7 +92,7 @@ def fused_moe(
 
     Parameters
     ----------
-    x : (T, M) fp32
+    x : (T, M) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
         Normed hidden states.
     experts : PackedExperts or NodeExperts
         The layer's experts from `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or
@@ -113,15 +114,15 @@ def fused_moe(
         Threads that share the work, by default as many as cores that this process may use.
     path : CodePath, optional
         Code path, by default this computer's own (`features`).
-    out : (T, M) fp32, C-contiguous, optional
+    out : (T, M) of x's type, C-contiguous, optional
         Array that receives the result; must not overlap other operands.
 
     Returns
     -------
-    (T, M) fp32
-        `out` if given, else new: a tensor if `x` is one, else an array. Relative Frobenius error against float64 with
-        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with formats that have scales, 3e-2
-        in rows of a few numbers.
+    (T, M) of x's dtype, array or tensor as x
+        `out` if given, else new; rounded once. Relative Frobenius error against float64 with the packed weights: 1e-6;
+        5e-3 where activations are rounded to bf16, 2e-2 with formats that have scales, 3e-2 in rows of a few numbers;
+        in bf16 3e-3 more.
 
     Raises
     ------
@@ -141,7 +142,7 @@ def fused_moe(
     if not isinstance(experts, PackedExperts | NodeExperts):
         raise TypeError(f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns.")
     slices = experts.slices if isinstance(experts, NodeExperts) else (experts,)
-    hidden = contiguous("x", checked("x", x, "T M", np.float32))
+    hidden = contiguous("x", checked("x", x, "T M", np.float32, np.uint16))
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
     _check(hidden, slices[0], chosen, scales)
@@ -154,7 +155,7 @@ def fused_moe(
     biases = biases_of(slices[0], gate_up_bias, down_bias)
     size = team_size(threads)
     taken = code_path(path)
-    result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
+    result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", hidden.dtype))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of x, not {result.shape}: leave it out.")
     if out is not None:
@@ -168,7 +169,7 @@ def fused_moe(
         call(experts, result, min(size, _worth(experts, pairs)), None)
     else:
         _by_node(call, experts, size, result)
-    return same_kind(x, result) if out is None else out
+    return same_type(x, result) if out is None else out
 
 
 def is_clamped(activation: str) -> bool:
@@ -282,27 +283,38 @@ def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
 
 
 def _by_node(
-    call: Callable[[PackedExperts, NDArray[np.float32], int, frozenset[int]], None],
+    call: Callable[[PackedExperts, NDArray[Any], int, frozenset[int]], None],
     experts: NodeExperts,
     threads: int,
-    out: NDArray[np.float32],
+    out: NDArray[Any],
 ) -> None:
-    """Compute each slice on its node, side by side, and sum the results in the order of the slices."""
-    results = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
+    """Compute each slice on its node, side by side, and sum the results in fp32 in the order of the slices."""
+    total = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+    results = [total, *(np.empty_like(total) for _ in experts.slices[1:])]
     share = -(-threads // len(results))
     running = [
         on_node(partial(call, own, result, min(share, len(cpus)), cpus), cpus)
         for own, result, cpus in zip(experts.slices, results, experts.nodes, strict=True)
     ]
     wait(running)
-    for result, slice_done in zip(results, running, strict=True):
+    for slice_done in running:
         slice_done.result()
-        if result is not out:
-            out += result
+    for result in results[1:]:
+        total += result
+    if total is not out:
+        _store(total, out)
+
+
+@compiled()
+def _store(rows: Any, out: Any) -> None:
+    """Round rows in fp32 to the type of `out`."""
+    for t in range(len(out)):
+        for m in range(out.shape[1]):
+            out[t, m] = narrowed(rows[t, m], out[t, m])
 
 
 def _call(
-    x: NDArray[np.float32],
+    x: NDArray[Any],
     pairs: _Pairs,
     weights: NDArray[np.float32],
     exact: bool,
@@ -310,7 +322,7 @@ def _call(
     clamped: bool,
     biases: Biases,
     experts: PackedExperts,
-    out: NDArray[np.float32],
+    out: NDArray[Any],
     threads: int,
     cpus: frozenset[int] | None,
 ) -> None:
@@ -379,8 +391,11 @@ def warm_up_experts(
     activation: str = "swiglu",
     gate_up_bias: Operand | None = None,
     down_bias: Operand | None = None,
+    dtype: DTypeLike = np.float32,
 ) -> None:
     """Compile `fused_moe` for such experts, activation and biases, for few and for many tokens per expert.
+
+    Rows are of a dtype of numpy: float32, or uint16 that holds bfloat16 bits.
 
     Examples
     --------
@@ -388,7 +403,7 @@ def warm_up_experts(
     >>> warm_up_experts(pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32)))
     """
     for tokens in (1, FEW + 1):
-        x = np.zeros((tokens, experts.gate_up.dim), np.float32)
+        x = np.zeros((tokens, experts.gate_up.dim), dtype)
         fused_moe(
             x,
             experts,

@@ -8,6 +8,7 @@ from numba import types
 
 from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I64, Emitter, Load, Storage
+from ..machine.features import has
 from ..machine.parameters import parameters
 from .vectors import SUMS, rows_of
 
@@ -94,3 +95,57 @@ def row_block(
         return context.get_dummy_value()
 
     return types.void(lanes, storage, tokens, *[types.int64] * 8), emit
+
+
+@emitted
+def pair_block(
+    typing: Any, lanes: Any, tokens: Any,
+    block: Any, x: Any, stride: Any, left: Any, rows: Any, steps: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """As `row_block` for rows and tokens of bf16: products of pairs, which are exact, summed in fp32 by AVX512_BF16.
+
+    Tokens are bf16 in order of columns; rows of x are `stride` bytes apart. Subnormal numbers count as 0. Emits nothing
+    where the CPU lacks it.
+    """
+    width = literal(lanes)
+    count = literal(tokens)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if width != 16 or not has("avx512bf16"):
+            return context.get_dummy_value()
+        e = Emitter(builder, width)
+        line = 4 * width
+        block_, x_, stride_, left_, rows_, steps_, out_, out_stride_ = arguments[2:]
+        token = rows_of(e, x_, stride_, count, left_)
+        result = rows_of(e, out_, out_stride_, count, left_)
+        row_bytes = builder.mul(steps_, I64(line))
+
+        def group(number: Any, _: list[Any]) -> list[Any]:
+            first = builder.mul(number, I64(TOGETHER))
+            rows = [e.at(block_, builder.mul(builder.add(first, I64(r)), row_bytes)) for r in range(TOGETHER)]
+
+            def step(index: Any, carried: list[Any]) -> list[Any]:
+                place = builder.mul(index, I64(line))
+                weights = [e.load(e.at(row, place), e.i32s, Storage.BF16.itemsize) for row in rows]
+                sums = list(carried)
+                for t in range(count):
+                    numbers = e.load(e.at(token[t], place), e.i32s, Storage.BF16.itemsize)
+                    for r in range(TOGETHER):
+                        sums[t * TOGETHER + r] = e.dot_bf16(sums[t * TOGETHER + r], weights[r], numbers)
+                return sums
+
+            sums = e.loop(steps_, [e.zero] * (TOGETHER * count), step)
+            sums += [e.zero] * (-len(sums) % width)
+            quarters = width // TOGETHER
+            for begin in range(0, count, quarters):
+                found = e.sums(sums[begin * TOGETHER : begin * TOGETHER + width])
+                for t in range(begin, min(count, begin + quarters)):
+                    place = (t - begin) * TOGETHER
+                    own = e.shuffle(found, found, range(place, place + TOGETHER))
+                    e.store(own, e.at(result[t], builder.mul(first, I64(4))), 4)
+            return []
+
+        e.loop(builder.sdiv(rows_, I64(TOGETHER)), [], group)
+        return context.get_dummy_value()
+
+    return types.void(lanes, tokens, *[types.int64] * 8), emit

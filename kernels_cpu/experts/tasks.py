@@ -11,9 +11,11 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
+
 from ..codegen.compiled import compiled
 from ..codegen.matrix_ir import TERMS
-from ..codegen.rounding import widened
+from ..codegen.rounding import narrowed, widened
 from ..machine.features import CodePath, has, has_matrices
 from ..machine.parameters import parameters
 from ..threads.task_counts import next_task, task_done, tasks_done
@@ -144,9 +146,13 @@ def server(
             multiply(down_words, down_scales, expert, number, past, first[expert], first[expert + 1], inner, answers)
             task_done(counter, 3)
             i = _next(counter, 3, len(touched) * tasks_each)
+        total = np.empty(out.shape[1], np.float32)
         i = _next(counter, 4, len(out))
         while i >= 0:
-            weighted_sum(every, places[i], weights[i], ids[i], down_bias, out[i])
+            weighted_sum(every, places[i], weights[i], ids[i], down_bias, total)
+            row = out[i]
+            for m in range(len(row)):
+                row[m] = narrowed(total[m], row[m])
             task_done(counter, 4)
             i = _next(counter, 4, len(out))
 

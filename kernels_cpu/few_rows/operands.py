@@ -147,20 +147,21 @@ def new_rows(like: Any, rows: int, width: int, *, fp32: bool = False) -> tuple[A
 
 
 class Uses:
-    """Memory that a stage uses: a use, dtype and width of rows for each; equal ones are one object."""
+    """Memory that a stage uses: a use, dtype and width of so many rows for each; equal ones are one object."""
 
-    def __init__(self, each: tuple[tuple[str, Any, int], ...]) -> None:
+    def __init__(self, each: tuple[tuple[str, Any, int], ...], rows: int) -> None:
         self.each = each
+        self.rows = rows
 
 
 @functools.cache
-def uses(*each: tuple[str, Any, int]) -> Uses:
+def uses(*each: tuple[str, Any, int], rows: int = MOST) -> Uses:
     """The object of these uses."""
-    return Uses(each)
+    return Uses(each, rows)
 
 
 def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
-    """Addresses of memory (MOST, width) of the calling thread, one for each use, dtype and width.
+    """Addresses of memory (rows, width) of the calling thread, one for each use, dtype and width.
 
     The next call with this use overwrites it.
     """
@@ -168,9 +169,10 @@ def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
     if found is None:
         arrays = []
         for use in wanted.each:
-            if use not in crew.kept:
-                crew.kept[use] = aligned(use[1], MOST, use[2])
-            arrays.append(crew.kept[use])
+            key = (*use, wanted.rows)
+            if key not in crew.kept:
+                crew.kept[key] = aligned(use[1], wanted.rows, use[2])
+            arrays.append(crew.kept[key])
         found = crew.kept[wanted] = np.array([array.ctypes.data for array in arrays], np.int64)
     return cast("NDArray[np.int64]", found)
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import literally  # type: ignore[attr-defined]
+import numpy as np
+from numba import carray, literally  # type: ignore[attr-defined]
 
 from ..codegen.compiled import compiled
-from ..codegen.rounding import widened
+from ..codegen.numerics import aligned_floats
+from ..codegen.rounding import narrowed, widened
 from ..codegen.vector_ir import Storage
+from ..codegen.views import pointer
 from ..experts.products import SIDE_BY_SIDE
-from ..experts.rows import row_block
+from ..experts.rows import pair_block, row_block
 from ..experts.vectors import exact_block, scaled_block
 from ..experts.weights import ROWS, Format
+from ..machine.features import CodePath, has
 from ..machine.parameters import parameters
 from ..threads.crew import (
     FIRST,
@@ -30,17 +34,22 @@ from ..threads.crew import (
 from ..threads.task_counts import peek
 
 MOST = 4
-"""Most rows of a call. They are multiplied with one read of the weights, which takes longer than computing."""
+"""Most rows that are multiplied with one read of the weights, which takes longer than computing."""
 _TASK_BYTES = parameters().few_rows.task_bytes
+_MANY = parameters().few_rows.most
+_AT_ONCE = 6
+"""Rows that are multiplied in pairs with one read of the weights."""
 
 # Words of the board that describe a call.
 _KIND, _TASKS, _EACH, _STEPS, _WEIGHTS, _X, _X_STRIDE, _OUT, _OUT_STRIDE, _TOKENS = range(FIRST, FIRST + 10)
 _ROWS = FIRST + 10
 _PARTS, _GROUPS, _X_SCALES, _OFFSETS = range(FIRST + 11, FIRST + 15)
+_BIAS, _RESIDUAL = range(FIRST + 15, FIRST + 17)
 
 _BF16_ROWS = 0
 _FP32_ROWS = 1
-_IN_BLOCKS = 2
+_PAIRS = 2
+_IN_BLOCKS = 3
 """Kinds of a call; one of packed experts has its format added."""
 _FP32 = int(Storage.FP32)
 _BF16 = int(Storage.BF16)
@@ -76,6 +85,59 @@ def _serve_rows(lanes: int, storage: int, board: Any) -> None:
                 row_block(lanes, storage, 2, block, x, stride, left, count, steps, to, out_stride)
             else:
                 row_block(lanes, storage, 1, block, x, stride, left, count, steps, to, out_stride)
+        task = next_of_call(at)
+
+
+@compiled()
+def _finish(sums: Any, bias: int, residual: int, first: int, rows: int, out: int) -> None:
+    """out[t] = round(residual[t] + round(sums[t] + bias)) for rows first .. of a matrix of `rows`, all in bf16.
+
+    An address of 0 is that of no bias, or of no residual.
+    """
+    tokens, count = sums.shape
+    found = carray(pointer(out), (tokens, rows), np.uint16)
+    shift = carray(pointer(bias), (rows if bias else 0,), np.uint16)
+    added = carray(pointer(residual), (tokens if residual else 0, rows), np.uint16)
+    for t in range(tokens):
+        own = sums[t]
+        to = found[t, first : first + count]
+        if bias:
+            for r in range(count):
+                own[r] += widened(shift[first + r])
+        for r in range(count):
+            to[r] = narrowed(own[r], to[r])
+        if residual:
+            other = added[t, first : first + count]
+            for r in range(count):
+                to[r] = narrowed(widened(other[r]) + widened(to[r]), to[r])
+
+
+@compiled()
+def _serve_pairs(lanes: int, board: Any) -> None:
+    """Take tasks of weights in rows until none is left, for rows of x in bf16, and round their results."""
+    literally(lanes)
+    at = board.ctypes.data
+    each = board[_EACH]
+    steps = board[_STEPS]
+    stride = board[_X_STRIDE]
+    tokens = board[_TOKENS]
+    rows = board[_ROWS]
+    memory = aligned_floats(tokens * each)
+    task = next_of_call(at)
+    while task < board[_TASKS]:
+        first = task * each
+        count = min(each, rows - first)
+        block = board[_WEIGHTS] + first * steps * 4 * lanes
+        sums = memory[: tokens * count].reshape((tokens, count))
+        for t in range(0, tokens, _AT_ONCE):
+            x = board[_X] + t * stride
+            to = sums.ctypes.data + 4 * count * t
+            left = tokens - t
+            if left > 2:
+                pair_block(lanes, _AT_ONCE, block, x, stride, left, count, steps, to, 4 * count)
+            else:
+                pair_block(lanes, 2, block, x, stride, left, count, steps, to, 4 * count)
+        _finish(sums, board[_BIAS], board[_RESIDUAL], first, rows, board[_OUT])
         task = next_of_call(at)
 
 
@@ -160,6 +222,42 @@ def multiply_rows(
 
 
 @compiled()
+def multiply_pairs(
+    lanes: int, board: Any, weights: int, rows: int, x: int, width: int, tokens: int, bias: int, residual: int, out: int
+) -> None:
+    """out[t] = round(residual[t] + round(weights x[t] + bias)), all in bf16 at these addresses, with helpers.
+
+    An address of 0 is that of no bias, or of no residual. For CPUs with AVX512_BF16.
+    """
+    literally(lanes)
+    row_bytes = 2 * width
+    each = max(1, _TASK_BYTES // (4 * row_bytes)) * 4
+    board[_KIND] = _PAIRS
+    board[_TASKS] = -(-rows // each)
+    board[_EACH] = each
+    board[_ROWS] = rows
+    board[_STEPS] = row_bytes // (4 * lanes)
+    board[_WEIGHTS] = weights
+    board[_X] = x
+    board[_X_STRIDE] = row_bytes
+    board[_OUT] = out
+    board[_TOKENS] = tokens
+    board[_BIAS] = bias
+    board[_RESIDUAL] = residual
+    at = board.ctypes.data
+    open_call(at)
+    _serve_pairs(lanes, board)
+    close_call(at)
+
+
+@compiled()
+def no_pairs(
+    lanes: int, board: Any, weights: int, rows: int, x: int, width: int, tokens: int, bias: int, residual: int, out: int
+) -> None:
+    """Stand in for `multiply_pairs` where it is never called, so that it is not compiled."""
+
+
+@compiled()
 def multiply_blocks(
     lanes: int, format: int, board: Any, parts: Any, count: int, blocks: int, steps: int, x: Any, out: Any
 ) -> None:
@@ -202,6 +300,8 @@ def _helper(lanes: int) -> StandBy:
                 _serve_rows(lanes, _BF16, board)
             elif kind == _FP32_ROWS:
                 _serve_rows(lanes, _FP32, board)
+            elif kind == _PAIRS:
+                _serve_pairs(lanes, board)
             elif kind == _IN_BLOCKS + _FP32_BLOCKS:
                 _serve_blocks(lanes, _FP32_BLOCKS, board)
             elif kind == _IN_BLOCKS + _BF16_BLOCKS:
@@ -218,6 +318,16 @@ def _helper(lanes: int) -> StandBy:
             call = join_call(at, call)
 
     return compiled_work(stand_by)
+
+
+def most_rows(lanes: int) -> int:
+    """Most rows of a call of a stage, on a path with so many lanes."""
+    return max(MOST, _MANY if lanes == CodePath.AVX512.value else 0)
+
+
+def most_pairs(lanes: int, storage: Storage) -> int:
+    """As `most_rows`, where AVX512_BF16 multiplies weights of a format in pairs; else `MOST`."""
+    return most_rows(lanes) if storage is Storage.BF16 and has("avx512bf16") else MOST
 
 
 def gathered(lanes: int, threads: int) -> Crew:

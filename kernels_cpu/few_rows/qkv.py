@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..rows.rms_norm import norm_row
 from ..rows.rope import rotate
 from .linear import DTYPES, add_bias
 from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
-from .products import gathered, lay, multiply_rows
+from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
 
 
 @compiled()
@@ -38,10 +39,76 @@ def _heads(
     rotate(numbers, (joined.shape[1], dim), places, table, interleaved, each, eps, out, 0, tokens)
 
 
+@compiled()
+def _split(
+    joined: Any, places: Any, heads: int, kv_heads: int, table: Any, interleaved: bool, q_norm: Any, k_norm: Any,
+    eps: Any, q: Any, k: Any, v: Any,
+) -> None:  # fmt: skip
+    """Norm and rotate the queries and keys of rows joined (T, R), and copy the values."""
+    tokens, rows = joined.shape
+    dim = rows // (heads + 2 * kv_heads)
+    _heads(joined, 0, places, table, interleaved, q_norm, eps, q.reshape((tokens, heads, dim)))
+    _heads(joined, heads * dim, places, table, interleaved, k_norm, eps, k.reshape((tokens, kv_heads, dim)))
+    begin = (heads + kv_heads) * dim
+    for t in range(tokens):
+        for c in range(kv_heads * dim):
+            v[t, c] = joined[t, begin + c]
+
+
+@compiled()
+def _are_places(places: Any, table: Any) -> bool:
+    """True if the table has every position."""
+    known = 0
+    for place in places:
+        known += 0 <= place < len(table)
+    return known == len(places)
+
+
+@functools.cache
+def _normer(storage: Storage) -> Any:
+    number = DTYPES[storage]
+
+    @compiled()
+    def norm(plan: Any, eps: Any, tokens: int, x: int, out: int) -> None:
+        width = plan[1]
+        given = carray(pointer(x), (tokens, width), number)
+        weight = carray(pointer(plan[6]), (width,), number)
+        h = carray(pointer(out), (tokens, width), number)
+        for t in range(tokens):
+            norm_row(given[t], weight, eps, h[t])
+
+    return norm
+
+
+@functools.cache
+def _splitter(storage: Storage) -> Any:
+    number = DTYPES[storage]
+
+    @compiled()
+    def split(plan: Any, table: Any, eps: Any, tokens: int, x: int, positions: int, q: int, k: int, v: int) -> bool:
+        rows = plan[0]
+        heads = plan[3]
+        kv_heads = plan[4]
+        dim = rows // (heads + 2 * kv_heads)
+        places = carray(pointer(positions), (tokens,), np.int64)
+        if not _are_places(places, table):
+            return False
+        _split(
+            carray(pointer(x), (tokens, rows), number), places, heads, kv_heads, table, plan[5] != 0,
+            carray(pointer(plan[9]), (plan[10],), number), carray(pointer(plan[11]), (plan[12],), number), eps,
+            carray(pointer(q), (tokens, heads * dim), number), carray(pointer(k), (tokens, kv_heads * dim), number),
+            carray(pointer(v), (tokens, kv_heads * dim), number),
+        )  # fmt: skip
+        return True
+
+    return split
+
+
 @functools.cache
 def _server(lanes: int, storage: Storage) -> Any:
     stored = int(storage)
     number = DTYPES[storage]
+    multiply_many = multiply_pairs if most_pairs(lanes, storage) > MOST else no_pairs
 
     @compiled()
     def serve(
@@ -54,33 +121,32 @@ def _server(lanes: int, storage: Storage) -> Any:
         kv_heads = plan[4]
         dim = rows // (heads + 2 * kv_heads)
         places = carray(pointer(positions), (tokens,), np.int64)
-        for t in range(tokens):
-            if not 0 <= places[t] < len(table):
-                return False
+        if not _are_places(places, table):
+            return False
         given = carray(pointer(x), (tokens, width), number)
         norm = carray(pointer(plan[6]), (width,), number)
         bias = carray(pointer(plan[7]), (plan[8],), number)
         h = carray(pointer(memory[0]), (tokens, width), number)
-        wide = carray(pointer(memory[1]), (tokens, width), np.float32)
-        sums = carray(pointer(memory[2]), (tokens, rows), np.float32)
-        joined = carray(pointer(memory[3]), (tokens, rows), number)
+        joined = carray(pointer(memory[1]), (tokens, rows), number)
         for t in range(tokens):
             norm_row(given[t], norm, eps, h[t])
-            lay(lanes, stored, h[t], wide[t])
-        multiply_rows(lanes, stored, board, plan[2], rows, wide, tokens, sums)
-        for t in range(tokens):
-            add_bias(sums[t], bias, joined[t])
-        queries = carray(pointer(q), (tokens, heads, dim), number)
-        keys = carray(pointer(k), (tokens, kv_heads, dim), number)
-        values = carray(pointer(v), (tokens, kv_heads * dim), number)
-        interleaved = plan[5] != 0
-        _heads(joined, 0, places, table, interleaved, carray(pointer(plan[9]), (plan[10],), number), eps, queries)
-        begin = heads * dim
-        _heads(joined, begin, places, table, interleaved, carray(pointer(plan[11]), (plan[12],), number), eps, keys)
-        begin += kv_heads * dim
-        for t in range(tokens):
-            for c in range(kv_heads * dim):
-                values[t, c] = joined[t, begin + c]
+        if tokens > MOST:
+            shift = plan[7] if len(bias) else 0
+            multiply_many(lanes, board, plan[2], rows, memory[0], width, tokens, shift, 0, memory[1])
+        else:
+            wide = carray(pointer(memory[2]), (tokens, width), np.float32)
+            sums = carray(pointer(memory[3]), (tokens, rows), np.float32)
+            for t in range(tokens):
+                lay(lanes, stored, h[t], wide[t])
+            multiply_rows(lanes, stored, board, plan[2], rows, wide, tokens, sums)
+            for t in range(tokens):
+                add_bias(sums[t], bias, joined[t])
+        _split(
+            joined, places, heads, kv_heads, table, plan[5] != 0,
+            carray(pointer(plan[9]), (plan[10],), number), carray(pointer(plan[11]), (plan[12],), number), eps,
+            carray(pointer(q), (tokens, heads * dim), number), carray(pointer(k), (tokens, kv_heads * dim), number),
+            carray(pointer(v), (tokens, kv_heads * dim), number),
+        )  # fmt: skip
         return True
 
     return serve
@@ -88,7 +154,7 @@ def _server(lanes: int, storage: Storage) -> Any:
 
 @public
 class FewQkv:
-    """Queries, keys and values of one layer, for calls with at most four rows; weights are held and checked once.
+    """Queries, keys and values of one layer, for calls with few rows; weights are held and checked once.
 
         q, k, v = split(round(proj rms_norm(x[t]) + bias));  q and k are normed per head, or all heads together, and
         rotated as by `rope`
@@ -117,6 +183,11 @@ class FewQkv:
         If an operand is neither an array nor a tensor, or has another dtype.
     ValueError
         If shapes disagree, or the projection does not fit.
+
+    Attributes
+    ----------
+    most : int
+        Most rows of a call, as of `FewLinear`.
 
     Examples
     --------
@@ -168,36 +239,74 @@ class FewQkv:
         self._storage = held.storage
         self._lanes = held.lanes
         self._eps = np.float32(eps)
-        self._uses = uses(
-            ("normed", dtype, held.columns),
-            ("x", np.float32, held.columns),
-            ("sums", np.float32, held.rows),
-            ("joined", dtype, held.rows),
-        )
+        both = ("normed", dtype, held.columns), ("joined", dtype, held.rows)
+        self.most = most_pairs(held.lanes, held.storage)
+        self._many = uses(*both, rows=self.most)
+        self._uses = uses(*both, ("x", np.float32, held.columns), ("sums", np.float32, held.rows))
         self._serve = _server(held.lanes, held.storage)
 
     def __call__(self, x: SameKind, positions: Operand, *, threads: int = 1) -> tuple[SameKind, SameKind, SameKind]:
-        """Compute q (T, H D), k and v (T, K D) of rows x (T, M) at positions (T,) int64, T in 1 .. 4.
+        """Compute q (T, H D), k and v (T, K D) of rows x (T, M) at positions (T,) int64, T in 1 .. `most`.
 
         Raises
         ------
         ValueError
             If x is not of the weights' type and sizes, or positions have another type or are out of the table's range.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage)
+        tokens, at = rows_at("x", x, self._columns, self._storage, most=self.most)
         places = whole_numbers_at("positions", positions, tokens)
         crew = gathered(self._lanes, threads)
-        queries, kv = self._widths
-        q, to_q = new_rows(x, tokens, queries)
-        k, to_k = new_rows(x, tokens, kv)
-        v, to_v = new_rows(x, tokens, kv)
+        parts, addresses = self._new(x, tokens)
+        memory = memory_of(crew, self._uses if tokens <= MOST else self._many)
         known = self._serve(
-            crew.board, self._plan.numbers, memory_of(crew, self._uses), self._table, self._eps, tokens, at,
-            places, to_q, to_k, to_v,
-        )  # fmt: skip
+            crew.board, self._plan.numbers, memory, self._table, self._eps, tokens, at, places, *addresses
+        )
+        self._check_places(known, positions)
+        return parts
+
+    def normed(self, x: SameKind) -> SameKind:
+        """rms_norm(x) of any number of rows (T, M), by this thread; see `split`.
+
+        Raises
+        ------
+        ValueError
+            If x is not of the weights' type and sizes.
+        """
+        tokens, at = rows_at("x", x, self._columns, self._storage, most=math.inf)
+        h: SameKind
+        h, to = new_rows(x, tokens, self._columns)
+        _normer(self._storage)(self._plan.numbers, self._eps, tokens, at, to)
+        return h
+
+    def split(self, joined: SameKind, positions: Operand) -> tuple[SameKind, SameKind, SameKind]:
+        """Compute q, k and v of any number of products that were made elsewhere, round(proj normed(x)[t] + bias).
+
+        joined (T, H D + 2 K D) is of the weights' type; this thread norms the heads and rotates them.
+
+        Raises
+        ------
+        ValueError
+            As a call.
+        """
+        tokens, at = rows_at("joined", joined, sum(self._widths) + self._widths[1], self._storage, most=math.inf)
+        places = whole_numbers_at("positions", positions, tokens)
+        parts, addresses = self._new(joined, tokens)
+        known = _splitter(self._storage)(self._plan.numbers, self._table, self._eps, tokens, at, places, *addresses)
+        self._check_places(known, positions)
+        return parts
+
+    def _new(self, like: SameKind, tokens: int) -> tuple[tuple[SameKind, SameKind, SameKind], tuple[int, int, int]]:
+        """Memory for q, k and v, and the addresses."""
+        queries, kv = self._widths
+        q, to_q = new_rows(like, tokens, queries)
+        k, to_k = new_rows(like, tokens, kv)
+        v, to_v = new_rows(like, tokens, kv)
+        return (q, k, v), (to_q, to_k, to_v)
+
+    def _check_places(self, known: bool, positions: Operand) -> None:
+        """Raise ValueError unless the table is `known` to have every position."""
         if not known:
             given: Any = positions
             raise ValueError(
                 f"positions must be in [0, {len(self._table)}), not {given.tolist()}: make a longer table."
             )
-        return q, k, v

@@ -18,7 +18,7 @@ from ..rows.rms_norm import norm_row
 from ..rows.route import choose
 from .linear import DTYPES, add_bias
 from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
-from .products import gathered, lay, multiply_rows
+from .products import gathered, lay, most_rows, multiply_rows
 
 
 @functools.cache
@@ -60,9 +60,11 @@ def _server(lanes: int, storage: Storage) -> Any:
 
 @public
 class FewRoute:
-    """The router of one layer, for calls with at most four rows; weights are held and checked once.
+    """The router of one layer, for calls with few rows; weights are held and checked once.
 
         h = rms_norm(x);  ids, weights = route(round(gate h + bias), k)
+
+    The calling thread norms the rows and chooses.
 
     Parameters
     ----------
@@ -87,6 +89,11 @@ class FewRoute:
         If an operand is neither an array nor a tensor, or has another dtype.
     ValueError
         If shapes disagree, the gate does not fit, or there are fewer than k experts.
+
+    Attributes
+    ----------
+    most : int
+        Most rows of a call: `FewLinear.MOST`, or more where that was measured to be faster than separate operations.
 
     Examples
     --------
@@ -121,24 +128,26 @@ class FewRoute:
         self._lanes = held.lanes
         self._eps = np.float32(eps)
         self._scale = np.float32(scale)
+        self.most = most_rows(held.lanes)
         self._uses = uses(
             ("x", np.float32, held.columns),
             ("sums", np.float32, held.rows),
             ("joined", dtype, held.rows),
             ("ids", np.int32, k),
             ("shares", np.float32, k),
+            rows=self.most,
         )
         self._serve = _server(held.lanes, held.storage)
 
     def __call__(self, x: SameKind, *, threads: int = 1) -> tuple[SameKind, SameKind]:
-        """Route rows x (T, M), T in 1 .. 4: -> h (T, M) of x's type and gates (T, 2 k) fp32, ids and then weights.
+        """Route rows x (T, M), T in 1 .. `most`: -> h (T, M) of x's type and gates (T, 2 k) fp32, ids and then weights.
 
         Raises
         ------
         ValueError
             If x is not of the weights' type and sizes.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage)
+        tokens, at = rows_at("x", x, self._columns, self._storage, most=self.most)
         crew = gathered(self._lanes, threads)
         h, to = new_rows(x, tokens, self._columns)
         gates, to_gates = new_rows(x, tokens, 2 * self._k, fp32=True)

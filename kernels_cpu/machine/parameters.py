@@ -149,11 +149,15 @@ class FewRowsParameters:
         Most bytes of keys and values that the calling thread reads alone: it has read them before another has come.
     ahead : int
         Prefetch distance in weights that lie in rows, those of experts in place too; 0 for no prefetch [byte].
+    most : int
+        Most rows of a stage, where more than four; `FewLinear` and `FewQkv` multiply so many by bf16 weights alone, by
+        AVX512_BF16. 0 where separate operations, torch's among them, are faster.
     """
 
     task_bytes: int = field(metadata=_either(32 << 10, 64 << 10, 128 << 10, 256 << 10))
     alone_bytes: int = field(metadata=_either(256 << 10, 1 << 20, 4 << 20))
     ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
+    most: int = field(metadata=_of_avx512(0, 32, 128))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import SameKind
+from ..arguments import SameKind, same_type
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
-from .rows import by_rows, results, rows_of, same_type
+from .rows import by_rows, results, rows_of
 
 _LOG2_E = np.float32(LOG2_E)
 _ROOT_HALF = np.float32(0.5**0.5)

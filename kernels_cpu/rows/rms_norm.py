@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import Operand, SameKind
+from ..arguments import Operand, SameKind, same_type
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
-from .rows import by_rows, results, rows_of, same_type, vector_of
+from .rows import by_rows, results, rows_of, vector_of
 
 
 @operation

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Operand, SameKind, checked, contiguous, frozen
+from ..arguments import Operand, SameKind, checked, contiguous, frozen, same_type
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
 from .rms_norm import inverse_root
-from .rows import by_rows, results, rows_of, same_type, vector_of
+from .rows import by_rows, results, rows_of, vector_of
 
 
 @operation

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..arguments import Operand, SameKind, checked, contiguous, frozen, in_rows
+from ..arguments import Operand, checked, contiguous, frozen, in_rows
 from ..machine.parameters import parameters
 from ..threads.team import side_by_side, team_size
 
@@ -80,13 +79,6 @@ def results(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     memory = np.empty(size + _LINE, np.uint8)
     begin = -memory.__array_interface__["data"][0] % _LINE
     return memory[begin : begin + size].view(dtype).reshape(shape)
-
-
-def same_type(operand: SameKind, array: NDArray[Any]) -> SameKind:
-    """`array` as a torch tensor of the dtype of `operand` if that is a tensor, else `array` itself; without a copy."""
-    if isinstance(operand, np.ndarray):
-        return cast(SameKind, array)
-    return cast(SameKind, sys.modules["torch"].from_numpy(array).view(operand.dtype))
 
 
 def by_rows(work: Callable[[int, int], object], shape: tuple[int, ...], threads: int | None) -> None:

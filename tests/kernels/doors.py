@@ -424,8 +424,9 @@ def _packed_experts(random: Random) -> Operands:
         M, F = random.choice(((64, 32), (24, 40), (5, 3)) if packed != "experts_of_blocks" else ((64, 64), (128, 192)))
         dtype, form = random.choice(FLOATS), random.choice((None, *Format))
     ids, weights = _routing(random, T, E)
+    of_rows = random.choice((FP32, BF16))
     operands = {
-        "x": numbers(random, FP32, T, M),
+        "x": numbers(random, of_rows, T, M),
         "gate_up": numbers(random, dtype, E, 2 * F, M, scale=M**-0.5),
         "down": numbers(random, dtype, E, M, F, scale=F**-0.5),
         "ids": ids,
@@ -439,7 +440,7 @@ def _packed_experts(random: Random) -> Operands:
         kind = random.choice((FP32, BF16))
         biases = {"gate_up_bias": numbers(random, kind, E, 2 * F), "down_bias": numbers(random, kind, E, M)}
         operands |= {"activation": "swiglu-clamped", **biases}
-    operands |= maybe(random, "out", lambda: torch.full((T, M), torch.nan))
+    operands |= maybe(random, "out", lambda: torch.full((T, M), torch.nan, dtype=of_rows))
     return operands | maybe(random, "exact", lambda: True) | _threads(random)
 
 
@@ -721,7 +722,8 @@ def _of_experts(operands: Operands) -> float:
     if form is not None and form.scaled:
         return 3e-2
     rounded = form is Format.BF16 or operands["gate_up"][0].dtype is BF16
-    return 5e-3 if rounded and not operands.get("exact") else 2e-6
+    of_out = 3e-3 if operands["x"].dtype is BF16 else 0.0
+    return of_out + (5e-3 if rounded and not operands.get("exact") else 2e-6)
 
 
 def _of_layers(operands: Operands) -> float:

@@ -28,7 +28,8 @@ from kernels_cpu import (
     rope,
     route,
 )
-from kernels_cpu.few_rows import decode
+from kernels_cpu.few_rows import decode, products
+from kernels_cpu.machine.features import has
 from kernels_triton import rope_table
 from tests.examples import DEEP, examples
 from tests.kernels.experts_at_hand import error
@@ -37,6 +38,14 @@ FP32, BF16 = DTYPES = torch.float32, torch.bfloat16
 LIMIT = {FP32: 1e-5, BF16: 8e-3}
 PATHS = st.sampled_from([CodePath.AVX512, CodePath.AVX2])
 TOKENS = st.integers(1, FewLinear.MOST)
+MANY = st.integers(1, 2 * FewLinear.MOST) | st.integers(1, 128)
+
+
+def made_for_many(stage, *operands, **options):
+    """A stage that multiplies in pairs on any CPU that can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "_MANY", 128)
+        return stage(*operands, **options)
 
 
 def numbers(dtype, *shape, scale=1.0):
@@ -49,9 +58,9 @@ def product(x, weight, bias=None):
     return (found if bias is None else found + bias.double()).to(x.dtype)
 
 
-@examples(60)
+@examples(120)
 @given(
-    TOKENS,
+    MANY,
     st.sampled_from([(4, 32), (8, 64), (60, 96), (132, 1024), (1536, 32)]),
     st.sampled_from(DTYPES),
     PATHS,
@@ -61,19 +70,32 @@ def product(x, weight, bias=None):
 def test_products_agree_with_float64(T, sizes, dtype, path, options, threads):
     R, C = sizes
     torch.manual_seed(R + T)
-    x, weight = numbers(dtype, T, C, scale=3), numbers(dtype, R, C, scale=C**-0.5)
+    weight = numbers(dtype, R, C, scale=C**-0.5)
     bias = numbers(dtype, R) if options & 1 else None
     norm = numbers(dtype, C) if options & 2 else None
+    stage = made_for_many(FewLinear, weight, bias, norm=norm, eps=1e-3, path=path)
+    T = min(T, stage.most)
+    x = numbers(dtype, T, C, scale=3)
     residual = numbers(dtype, T, R) if options & 4 else None
-    found = FewLinear(weight, bias, norm=norm, eps=1e-3, path=path)(x, residual, threads=threads)
+    found = stage(x, residual, threads=threads)
+    assert found.equal(stage(x, residual))
     assert found.dtype is dtype
     want = product(x if norm is None else rms_norm(x, norm, eps=1e-3), weight, bias)
     assert error(found, (want if residual is None else residual + want).double()) <= LIMIT[dtype]
 
 
+@pytest.mark.skipif(not has("avx512bf16"), reason="a CPU without AVX512_BF16")
+@pytest.mark.parametrize("T", [5, 6, 7, 8, 13, 128])
+def test_many_rows_are_multiplied_in_pairs(T):
+    torch.manual_seed(T)
+    weight, x = numbers(BF16, 60, 96, scale=0.1), numbers(BF16, T, 96)
+    stage = made_for_many(FewLinear, weight, path=CodePath.AVX512)
+    assert error(stage(x, threads=2), product(x, weight).double()) < 1e-3  # a sum that is rounded otherwise is rare
+
+
 @examples(60)
 @given(
-    TOKENS,
+    MANY,
     st.sampled_from([(4, 2, 16, 16), (6, 2, 12, 8), (2, 2, 64, 64), (1, 1, 8, 2)]),
     st.sampled_from(DTYPES),
     PATHS,
@@ -85,13 +107,16 @@ def test_queries_keys_and_values_are_normed_projected_and_rotated(T, heads, dtyp
     H, K, D, R = heads
     torch.manual_seed(T + H)
     M, rows = 64, (H + 2 * K) * D
-    x, norm, proj = numbers(dtype, T, M, scale=3), numbers(dtype, M), numbers(dtype, rows, M, scale=M**-0.5)
+    norm, proj = numbers(dtype, M), numbers(dtype, rows, M, scale=M**-0.5)
     bias = numbers(dtype, rows) if biased else None
     wide = {"": 0, "each": 1, "whole": 2}[normed]
     q_norm, k_norm = [numbers(dtype, D * (count if wide == 2 else 1)) if wide else None for count in (H, K)]
-    table, positions = rope_table(R, 50), torch.randint(50, (T,))
+    table = rope_table(R, 50)
     how = {"interleaved": interleaved, "eps": 1e-3}
-    stage = FewQkv(norm, proj, table, H, K, bias=bias, q_norm=q_norm, k_norm=k_norm, path=path, **how)
+    norms = {"q_norm": q_norm, "k_norm": k_norm}
+    stage = made_for_many(FewQkv, norm, proj, table, H, K, bias=bias, **norms, path=path, **how)
+    T = min(T, stage.most)
+    x, positions = numbers(dtype, T, M, scale=3), torch.randint(50, (T,))
     found = stage(x, positions, threads=2)
     joined = product(rms_norm(x, norm, eps=1e-3), proj, bias)
     q, k, v = joined.split([H * D, K * D, K * D], dim=1)
@@ -101,20 +126,31 @@ def test_queries_keys_and_values_are_normed_projected_and_rotated(T, heads, dtyp
             own, weight = rms_norm(own, weight, eps=1e-3), None
         return rope(own.unflatten(1, (-1, D)), positions, table, weight=weight, **how).flatten(1)
 
-    for one, want in zip(found, (turned(q, q_norm), turned(k, k_norm), v), strict=True):
+    wanted = turned(q, q_norm), turned(k, k_norm), v
+    for one, want in zip(found, wanted, strict=True):
         assert one.dtype is dtype
         assert one.shape == want.shape
         assert error(one, want.double()) <= LIMIT[dtype]
+    assert stage.normed(x).equal(rms_norm(x, norm, eps=1e-3))
+    assert all(one.equal(want) for one, want in zip(stage.split(joined, positions), wanted, strict=True))
 
 
 @examples(40)
-@given(TOKENS, st.sampled_from([(8, 2), (4, 4), (60, 3)]), st.sampled_from(DTYPES), PATHS, st.booleans())
+@given(
+    MANY,
+    st.sampled_from([(8, 2), (4, 4), (60, 3)]),
+    st.sampled_from(DTYPES),
+    PATHS,
+    st.booleans(),
+)
 def test_rows_are_normed_and_routed(T, sizes, dtype, path, renormalise):
     E, k = sizes
     torch.manual_seed(T + E)
-    x, norm, gate = numbers(dtype, T, 64, scale=3), numbers(dtype, 64), numbers(dtype, E, 64, scale=0.3)
+    norm, gate = numbers(dtype, 64), numbers(dtype, E, 64, scale=0.3)
     bias, scale = (numbers(dtype, E), 2.0) if T & 1 else (None, 1.0)
-    stage = FewRoute(norm, gate, k, bias=bias, renormalise=renormalise, scale=scale, eps=1e-3, path=path)
+    options = {"bias": bias, "renormalise": renormalise, "scale": scale, "eps": 1e-3, "path": path}
+    stage = made_for_many(FewRoute, norm, gate, k, **options)
+    x = numbers(dtype, min(T, stage.most), 64, scale=3)
     h, gates = stage(x, threads=2)
     assert h.equal(rms_norm(x, norm, eps=1e-3))
     ids, shares = gates.chunk(2, dim=1)
@@ -216,13 +252,13 @@ def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype,
 def test_helpers_join_call_after_call_and_rest_in_between():
     """Calls of several kinds follow one another at once and after pauses, from two threads side by side."""
     torch.manual_seed(0)
-    linear = FewLinear(numbers(BF16, 256, 64))
+    linear = made_for_many(FewLinear, numbers(BF16, 256, 64))
     exact = FewLinear(numbers(FP32, 64, 256))
     experts = FewExperts(pack_experts(numbers(FP32, 4, 128, 64), numbers(FP32, 4, 64, 64), format="int8"))
-    narrow, wide = numbers(BF16, 4, 64), numbers(FP32, 4, 256)
+    narrow, wide = numbers(BF16, 70, 64), numbers(FP32, 4, 256)
     gates = torch.cat((torch.arange(8).view(4, 2) % 4, torch.rand(4, 2)), dim=1)
     calls = [
-        lambda T, threads: linear(narrow[:T], threads=threads),
+        lambda T, threads: linear(narrow[: T if T < 4 else min(70, linear.most)], threads=threads),
         lambda T, threads: exact(wide[:T], threads=threads),
         lambda T, threads: experts(narrow[:T], gates[:T], threads=threads),
     ]
@@ -289,6 +325,7 @@ def attended(table, lengths, threads=1):
         (lambda: FewLinear(W, norm=X[0].astype(np.uint16)), TypeError, "norm must be float32"),
         (lambda: FewLinear(W)(X[:, :16]), ValueError, r"x must be \(T, 32\) of FP32"),
         (lambda: FewLinear(W)(np.ones((5, 32), np.float32)), ValueError, r"T in 1 .. 4, not \(5, 32\)"),
+        (lambda: FewRoute(X[0], W, 1)(np.ones((129, 32), np.float32)), ValueError, r"T in 1 .. \d+, not \(129, 32\)"),
         (lambda: FewLinear(W)(X.astype(np.uint16)), ValueError, "x must be .* of uint16"),
         (lambda: FewLinear(W)(X, np.ones((2, 8), np.float32)), ValueError, "residual must have the 1 rows of x"),
         (lambda: FewLinear(W)(X.astype(int)), ValueError, "x must be .* of FP32 .* not .* of int64"),

@@ -1,6 +1,7 @@
 """`fused_moe` against its float64 oracle, on every code path and in every format."""
 
 import importlib
+import os
 import threading
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from kernels_cpu import (
     fused_moe,
     fused_moe_reference,
     fused_moe_work,
+    pack_by_node,
     pack_experts,
     pack_int4,
     pack_mxfp4,
@@ -97,6 +99,23 @@ def test_equals_float64_with_any_tokens_per_expert(tokens, experts, data, shape,
     # half of what rounding alone may cost: a number of the inner row can still be rounded to its other neighbour
     limit = 1e-2 if packed.format.scaled else bound(packed, path, ids)
     assert error(found, oracle(h, packed, ids, weights)) < limit
+
+
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("by_node", [False, True])
+def test_rows_in_bf16_give_the_sums_in_fp32_rounded_once(by_node, tokens, form):
+    weights = layer(3, SHAPES[1])
+    nodes = [{cpu} for cpu in sorted(os.sched_getaffinity(0))[:2]]
+    packed = pack_by_node(*weights, format=form, nodes=nodes) if by_node else pack_experts(*weights, format=form)
+    h, ids, scales = batch(tokens, 3, 2, SHAPES[1][0])
+    rows = torch.from_numpy(h).bfloat16()
+    want = torch.from_numpy(fused_moe(rows.float().numpy(), packed, ids, scales)).bfloat16()
+    out = torch.empty_like(rows)
+    assert fused_moe(rows, packed, ids, scales, out=out) is out
+    assert out.equal(want)
+    found = fused_moe(rows.view(torch.uint16).numpy(), packed, ids, scales)
+    np.testing.assert_array_equal(found, want.view(torch.uint16).numpy())
 
 
 @pytest.mark.parametrize("path", CodePath)

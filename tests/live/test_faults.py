@@ -10,7 +10,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import computed_by, differing, requests, scenario
-from workbench.engine.model import kv_cache, ops, weights
+from workbench.engine.model import few_rows, kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.schedules import VSLPipe
 
@@ -69,6 +69,7 @@ def second_choice_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def rope_off(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(few_rows._MAKE, ops.Ops.qkv)
     patch.setattr(ops, "rope", lambda heads, *rest, **how: heads)
 
 

@@ -11,7 +11,7 @@ import torch
 import workbench as wb
 from tests.live.world import FAMILIES, RUNNABLE, STREAMED, requests, scenario
 from workbench import kernels
-from workbench.engine.model import forward, kv_cache, routed
+from workbench.engine.model import few_rows, forward, kv_cache
 from workbench.models import ModelConfig
 from workbench.schedules import LayerStreaming, Sequential
 
@@ -48,9 +48,8 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def without(patch: pytest.MonkeyPatch) -> None:
-    """Let no rows be few, and let no kernel hold a cache."""
-    patch.setattr(forward, "MOST", 0)
-    patch.setattr(routed, "MOST", 0)
+    """Let no kernel hold weights or a cache."""
+    patch.setattr(few_rows.Held, "takes", lambda *_: False)
     patch.setattr(kv_cache, "PagedDecode", SingleOperations)
 
 
@@ -121,14 +120,15 @@ def test_logits_in_bf16_are_as_near_as_rounding_lets_them(
         assert float((one - two).norm() / two.norm()) < 2e-2
 
 
-def test_rope_left_out_of_few_rows_changes_tokens(
-    kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["__call__", "split"])
+def test_rope_left_out_of_held_kernels_changes_tokens(
+    method: str, kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels are what the answer comes from."""
+    """The kernels are what the answer comes from: `split` for prompts, a call for decodes."""
     model = make_model(kind, 7)
     right = wb.run(scenario(model, ASKED), Sequential()).tokens
-    call = kernels.FewQkv.__call__
+    call = getattr(kernels.FewQkv, method)
     monkeypatch.setattr(
-        kernels.FewQkv, "__call__", lambda self, x, places, **how: call(self, x, torch.zeros_like(places), **how)
+        kernels.FewQkv, method, lambda self, x, places, **how: call(self, x, torch.zeros_like(places), **how)
     )
     assert wb.run(scenario(model, ASKED), Sequential()).tokens != right

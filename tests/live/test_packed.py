@@ -19,7 +19,7 @@ from workbench.core.errors import CheckpointError, EngineError, ScenarioError, S
 from workbench.engine.devices.host import HostStream
 from workbench.engine.lanes.control import Control
 from workbench.engine.loading import stored
-from workbench.engine.model import ops
+from workbench.engine.model import few_rows, ops
 from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.kernels import PackedExperts, fused_moe
 from workbench.models import ModelConfig
@@ -180,7 +180,8 @@ def test_a_run_computes_packed_experts(kind: str, model: ModelConfig, monkeypatc
         seen.add(experts.format.name.lower())
         return fused_moe(x, experts, *rest, **how)
 
-    monkeypatch.setattr(ops, "fused_moe", watched)
+    for module in (few_rows, ops):
+        monkeypatch.setattr(module, "fused_moe", watched)
     result = wb.run(asked_of(kind, model), Sequential())
     assert seen == {kind}
     told = kind if kind == model.dtype else f"{kind} (experts) and {model.dtype}"

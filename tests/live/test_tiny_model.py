@@ -10,7 +10,7 @@ import workbench as wb
 from tests.examples import DEEP
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, computed_by, longest, machine, scenario
 from workbench.engine.loading.checkpoint import open_checkpoint
-from workbench.engine.model import ops
+from workbench.engine.model import few_rows, ops
 from workbench.engine.tiny_model.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
 from workbench.engine.tiny_model.trainable import trained_tensors
 from workbench.engine.tiny_model.training import Settings
@@ -129,8 +129,12 @@ def test_the_exam_bites(exam: Exam, model: ModelConfig, monkeypatch: pytest.Monk
         gates[:, :chosen] = (gates[:, :chosen] + 1) % model.num_local_experts
         return h, gates
 
+    def rope_off() -> None:
+        monkeypatch.delitem(few_rows._MAKE, ops.Ops.qkv)
+        monkeypatch.setattr(ops, "rope", lambda heads, *rest, **how: heads)
+
     for break_it in (
-        lambda: monkeypatch.setattr(ops, "rope", lambda heads, *rest, **how: heads),
+        rope_off,
         lambda: computed_by(monkeypatch, "route", wrong),
     ):
         break_it()

@@ -345,7 +345,7 @@ def _compute_experts(
         chosen = pages[ids]
     if experts is None:
         experts = kernels_cpu.experts_in_place(gate_up, down)
-    return kernels_cpu.fused_moe(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
+    return kernels_cpu.fused_moe(x, experts, chosen, weights, threads=torch.get_num_threads())
 
 
 def _compute_append(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

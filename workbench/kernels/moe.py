@@ -146,7 +146,7 @@ def fused_moe(
 
     Parameters
     ----------
-    x : (T, M) fp32 with packed experts, else fp32, fp16 or bf16
+    x : (T, M) fp32 or bf16 with packed experts, else fp32, fp16 or bf16
         Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
@@ -172,7 +172,7 @@ def fused_moe(
         Number of threads for packed experts, by default that of the cores that this process may use.
     path : CodePath, optional
         Code path for packed experts, by default this computer's (`features`).
-    out : (T, M) fp32, contiguous, optional
+    out : (T, M) of x's type, contiguous, optional
         Memory for the result of packed experts, which must not overlap an operand.
     backend : "triton", "triton-interpret" or "torch", optional
         For a pair; arrays are taken as CPU tensors. By default Triton on a GPU, Numba or torch on the CPU, and torch
@@ -183,7 +183,7 @@ def fused_moe(
     (T, M) of x's kind and type
         `out` if given. Relative Frobenius error against float64, of a pair: 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32;
         with the packed weights 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with formats that have scales,
-        3e-2 in rows of a few.
+        3e-2 in rows of a few; for x in bf16 3e-3 more.
 
     Raises
     ------

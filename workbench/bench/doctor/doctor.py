@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from workbench.bench import record
@@ -18,7 +19,7 @@ from workbench.core.units import format_bytes
 from workbench.hardware import usable_cores
 from workbench.hardware.free_memory import free_memory
 from workbench.hardware.system import System
-from workbench.kernels import cpu_family, features, has_products, numa_nodes
+from workbench.kernels import FewLinear, cpu_family, features, has_products, numa_nodes
 
 RECORD = "speeds"
 
@@ -92,7 +93,8 @@ def paths() -> Iterator[Finding]:
     slow = "install Numba for an x86-64 CPU with AVX2, where attention and experts are several times as fast"
     attention = "compiled for these registers" if found.lanes else "left to the compiler"
     yield Finding("attention, experts", attention, "" if found.lanes or platform.machine() != "x86_64" else slow)
-    yield Finding("few rows", "weights read in place, up to four rows" if found.lanes else "torch")
+    most = FewLinear(np.zeros((4, 64), np.uint16)).most if found.lanes else 0
+    yield Finding("few rows", f"weights in bf16 read in place, up to {most} rows" if most else "torch")
     widened = "in fp32, from blocks of widened weights: this CPU has no products of bf16"
     yield Finding("bf16 products", "oneDNN" if has_products(torch.bfloat16) else widened)
     yield Finding("gpu lane", "Triton on the GPU, with device='cuda'" if torch.cuda.is_available() else "the host")

@@ -111,7 +111,7 @@ def _ours(layer: Layer, of: Tokens) -> torch.Tensor:
 
 
 def _packed(layer: Layer, of: Tokens) -> torch.Tensor:
-    return fused_moe(of.x.float(), layer.packed, of.ids, of.weights).to(of.x.dtype)
+    return fused_moe(of.x, layer.packed, of.ids, of.weights)
 
 
 def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from workbench.bench.cpu.attention import DIM, HEADS, Attention, DecodeCase, pool_elements, uneven
 from workbench.bench.cpu.work import Layer, random_pool
@@ -20,6 +21,7 @@ from workbench.kernels import (
     decode_attention_reference,
     fused_moe,
     fused_moe_reference,
+    linear,
     pack_experts,
     rms_norm,
 )
@@ -31,6 +33,8 @@ _MODEL = 2048
 _INNER = 4096
 """Model and expert dim of the two experts, which are read by turns."""
 _TOKENS = (1, 3, 6, 16, 128)
+_ROWS = 32
+"""Rows of a batch of decodes, more than are few."""
 _SMALL = 256
 """Model and expert dim of experts that one thread computes about as fast as several."""
 _ERROR = 0.03
@@ -122,7 +126,17 @@ def _few_rows() -> dict[str, Call]:
     def multiply(threads: int) -> object:
         return [stage(x, threads=threads) for stage in stages]
 
+    weights = torch.from_numpy(some).view(torch.bfloat16)
+    rows = weights[0, :_ROWS]
+
+    def multiply_many(threads: int) -> object:
+        torch.set_num_threads(threads)
+        taken = [stage.most >= _ROWS for stage in stages]
+        both = zip(stages, weights, taken, strict=True)
+        return [stage(rows, threads=threads) if few else linear(rows, weight) for stage, weight, few in both]
+
     calls = {_named("matrices, 1 row", threads): _with(multiply, threads) for threads in _threads()}
+    calls |= {_named(f"matrices, {_ROWS} rows", threads): _with(multiply_many, threads) for threads in _threads()}
     for tokens in (64, 256, 512):
         calls[f"one sequence of {tokens} tokens, 1 row"] = _Few(tokens)
     return calls

@@ -1,15 +1,18 @@
-"""Stages of few rows: kernels that hold a layer's weights, made when few rows first come to it."""
+"""Stages of up to some rows: kernels that hold a layer's weights, made when such rows first come to it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
+from workbench.engine.model import ops
 from workbench.engine.model.ops import Ops, RowLayout, options_of
 from workbench.kernels import (
     FewExperts,
@@ -18,19 +21,43 @@ from workbench.kernels import (
     FewRoute,
     features,
     fits_few_rows,
+    fused_moe,
+    linear,
 )
 from workbench.models import ModelConfig
 from workbench.models.family import Norm
 
 MOST = FewLinear.MOST
-"""Most rows that these kernels take."""
+"""Most rows that are multiplied with one read of the weights."""
+_ALONE = 128
+"""Most rows whose norms and rotations one thread computes; with more, several are faster."""
 Written: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-Few: TypeAlias = Callable[[RowLayout, Tensors], Written]
-"""An operation on held weights: the layout of the rows and the buffers read -> the buffers written."""
+
+
+class Held(NamedTuple):
+    """An operation on held weights.
+
+    Attributes
+    ----------
+    most : int
+        Most rows that it takes.
+    compute : callable
+        The layout of the rows and the buffers read -> the buffers written.
+    """
+
+    most: int
+    compute: Callable[[RowLayout, Tensors], Written]
+
+    def takes(self, rows: int) -> bool:
+        """True if it computes so many rows."""
+        return rows <= self.most
 
 
 class FewRows:
-    """Kernels for few rows of one model, by the weights that they hold.
+    """Kernels for up to some rows of one model, by the weights that they hold.
+
+    Between two layers' experts, whose weights pass through every cache, each operation of Python and torch reads its
+    own code from memory again: 0.1 to 0.4 ms. So a stage is as few of them as possible.
 
     Each method that is named like an operation takes the operation's weights and makes its kernel, or gives None for
     weights or options of the model that the kernel does not take.
@@ -45,16 +72,17 @@ class FewRows:
 
     Attributes
     ----------
-    logits : callable (x (T, M)) -> logits (T, V) fp32, or None
+    logits : Held or None
+        Computes logits (T, V) fp32 of x.
     """
 
     def __init__(self, model: ModelConfig, angles: torch.Tensor, tables: Tensors) -> None:
         self._model = model
         self._angles = angles
-        self._made: dict[int, tuple[Tensors, Few | None]] = {}
+        self._made: dict[int, tuple[Tensors, Held | None]] = {}
         self.logits = self._logits(tables)
 
-    def of(self, method: MethodType, weights: Tensors) -> Few | None:
+    def of(self, method: MethodType, weights: Tensors) -> Held | None:
         """The kernel that computes as a method of `Ops` on held weights, which stay where they are."""
         make = _MAKE.get(method.__func__)
         if make is None:
@@ -64,7 +92,7 @@ class FewRows:
             made = self._made[id(weights)] = weights, make(self, weights)
         return made[1]
 
-    def qkv(self, weights: Tensors) -> Few | None:
+    def qkv(self, weights: Tensors) -> Held | None:
         """See `Ops.qkv`."""
         model = self._model
         if not self._fit(weights, "proj", "norm", "bias", "q_norm", "k_norm") or model.clip_qkv is not None:
@@ -81,16 +109,25 @@ class FewRows:
             interleaved=model.family.interleaved,
             eps=model.rms_norm_eps,
         )
-        return lambda layout, read: stage(read["x"], layout.positions, threads=torch.get_num_threads())
 
-    def out_proj(self, weights: Tensors) -> Few | None:
+        def compute(layout: RowLayout, read: Tensors) -> Written:
+            x = read["x"]
+            if len(x) <= stage.most:
+                return stage(x, layout.positions, threads=torch.get_num_threads())
+            joined = linear(stage.normed(x), weights["proj"], weights.get("bias"))
+            return stage.split(joined, layout.positions)
+
+        return Held(_rows_of_step(2 * weights["proj"].numel(), _ALONE), compute)
+
+    def out_proj(self, weights: Tensors) -> Held | None:
         """See `Ops.out_proj`."""
         if not self._fit(weights, "proj", "bias") or self._model.residual_multiplier != 1:
             return None
         stage = FewLinear(weights["proj"], weights.get("bias"))
-        return lambda layout, read: stage(read["attn"], read["x"], threads=torch.get_num_threads())
+        most = _rows_of_step(2 * weights["proj"].numel(), stage.most)
+        return Held(most, lambda layout, read: stage(read["attn"], read["x"], threads=torch.get_num_threads()))
 
-    def route(self, weights: Tensors) -> Few | None:
+    def route(self, weights: Tensors) -> Held | None:
         """See `Ops.route`."""
         model = self._model
         plain = model.family.scoring == "softmax" and model.n_group == 1
@@ -107,20 +144,21 @@ class FewRows:
             scale=model.routed_scaling_factor,
             eps=model.rms_norm_eps,
         )
-        return lambda layout, read: stage(read["x"], threads=torch.get_num_threads())
+        return Held(stage.most, lambda layout, read: stage(read["x"], threads=torch.get_num_threads()))
 
-    def experts(self, weights: Tensors) -> Few | None:
+    def experts(self, weights: Tensors) -> Held | None:
         """See `Ops.experts`."""
         return _experts(self._model, weights)
 
-    def _logits(self, tables: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    def _logits(self, tables: Tensors) -> Held | None:
         """See `Ops.logits`."""
         model = self._model
         head = tables.get("head", tables["embedding"])
         if model.family.norm is not Norm.RMS or model.logits_scaling != 1 or not fits_few_rows(head):
             return None
         stage = FewLinear(head, tables.get("head bias"), norm=tables["norm norm"], eps=model.rms_norm_eps)
-        return lambda x: stage(x, threads=torch.get_num_threads()).float()
+        most = _rows_of_step(2 * head.numel(), stage.most)
+        return Held(most, lambda layout, read: stage(read["x"], threads=torch.get_num_threads()).float())
 
     def _fit(self, weights: Tensors, matrix: str, *others: str) -> bool:
         """True if there are no other weights than these, the matrix is one for few rows, and norms are RMSNorms."""
@@ -128,11 +166,33 @@ class FewRows:
         return whole and self._model.family.norm is Norm.RMS and fits_few_rows(weights[matrix])
 
 
-def _experts(model: ModelConfig, weights: Tensors) -> Few | None:
+def _rows_of_step(flops: float, most: float) -> int:
+    """Rows that are computed at once, `most` if a stop request need not wait long for them, and `MOST` at least.
+
+    A row takes so many floating-point operations.
+    """
+    return max(MOST, int(min(most, ops.STEP_FLOPS / flops)))
+
+
+def _experts(model: ModelConfig, weights: Tensors) -> Held | None:
     if "gate_up_blocks" not in weights or not features().lanes:
         return None
-    stage = FewExperts(packed_of(weights), **options_of(model, weights))
-    return lambda layout, read: stage(read["h"], read["gates"], threads=torch.get_num_threads())
+    packed = packed_of(weights)
+    options = options_of(model, weights)
+    few = FewExperts(packed, **options)
+
+    def compute(layout: RowLayout, read: Tensors) -> Written:
+        h = read["h"]
+        threads = torch.get_num_threads()
+        if len(h) <= MOST:
+            return few(h, read["gates"], threads=threads)
+        gates = read["gates"].numpy()
+        half = gates.shape[1] // 2
+        scales = np.ascontiguousarray(gates[:, half:])
+        found: torch.Tensor = fused_moe(h, packed, gates[:, :half].astype(np.int64), scales, threads=threads, **options)
+        return found
+
+    return Held(_rows_of_step(2 * model.num_experts_per_tok * model.expert_params, math.inf), compute)
 
 
 def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:
@@ -142,15 +202,19 @@ def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed
     if not fits_few_rows(row.expand(size, size).contiguous()):
         return
     dim = 2 * angles.shape[1]
-    FewQkv(row[0], row.new_zeros(3 * dim, size), angles, 1, 1)(row, torch.zeros(1, dtype=torch.int64))
+    qkv = FewQkv(row[0], row.new_zeros(3 * dim, size), angles, 1, 1)
+    first = torch.zeros(1, dtype=torch.int64)
+    qkv(row, first)
+    qkv.normed(row)
+    qkv.split(row.new_zeros(1, 3 * dim), first)
     FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
     FewRoute(row[0], row.new_zeros(size, size), 1)(row)
-    if (stage := _experts(model, routed)) is not None:
+    if (held := _experts(model, routed)) is not None:
         width = routed["down_blocks"].shape[1]
-        stage(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})
+        held.compute(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})
 
 
-_MAKE: dict[Any, Callable[[FewRows, Tensors], Few | None]] = {
+_MAKE: dict[Any, Callable[[FewRows, Tensors], Held | None]] = {
     Ops.qkv: FewRows.qkv,
     Ops.out_proj: FewRows.out_proj,
     Ops.route: FewRows.route,

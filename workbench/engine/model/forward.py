@@ -19,7 +19,7 @@ from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import FORMATS, smallest
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model import few_rows
-from workbench.engine.model.few_rows import MOST, FewRows
+from workbench.engine.model.few_rows import FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
@@ -198,8 +198,10 @@ class Forward:
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Place.GPU, part, "x"][layout.on(self._driver.device).last_rows]
-        few = self._few.logits if 0 < len(x) <= MOST and self._driver.on_host else None
-        return few(x) if few else self._ops.logits(x)
+        held = self._few.logits if len(x) and self._driver.on_host else None
+        if held is None or not held.takes(len(x)):
+            return self._ops.logits(x)
+        return cast("torch.Tensor", held.compute(layout, {"x": x}))
 
     def transfer_weights(
         self, weights_of: Sequence[tuple[int, int]], present: Sequence[RowClass | None], page: Page = WHOLE
@@ -211,7 +213,8 @@ class Forward:
         return self._weights.buffer.transfer(weights_of, page, present) if self._weights.buffer else None
 
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
-        """Compute one stage of a part, on the device whose lane calls."""
+        """Compute one stage of a part, on the device whose lane calls; raises StoppedError after a stop request."""
+        self._control.check()
         self._ran.add((layer, stage.op.name, _lane(stage)))
         if stage.op.keeps_kv:
             self._attend(stage, layer, part, layout)
@@ -260,8 +263,8 @@ class Forward:
         compute = getattr(self._layers[stage.device][layer], OPERATIONS[stage.op.plain])
         weights = self._weights_of(stage, layer)
         by_numba = stage.device is Place.CPU or self._driver.on_host
-        few = self._few.of(compute, weights) if by_numba and layout.rows <= MOST else None
-        answer = few(layout, read) if few else compute(layout, read, weights)
+        held = self._few.of(compute, weights) if by_numba else None
+        answer = held.compute(layout, read) if held and held.takes(layout.rows) else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _weights_of(self, stage: Stage, layer: int) -> Tensors:

@@ -380,7 +380,11 @@ class Ops:
     def warm_up_experts(self, dtype: torch.dtype, routed: Tensors) -> None:
         """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
         if "gate_up_blocks" in routed:
-            warm_up_experts(packed_of(routed), **options_of(self._model, routed))
+            warm_up_experts(
+                packed_of(routed),
+                **options_of(self._model, routed),
+                dtype=np.uint16 if dtype is torch.bfloat16 else np.float32,
+            )
         else:
             x = torch.zeros(1, routed["gate_up"].shape[2], dtype=dtype)
             self._routed(x, _matrices(routed), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), routed)
@@ -549,8 +553,8 @@ class Ops:
         if isinstance(matrices, tuple):
             found = fused_moe(h, matrices, ids, scales, pages=weights.get("pages"), **options)
         else:
-            found = fused_moe(h.float(), matrices, ids, scales, threads=self._threads, **options)
-        return found.to(h.dtype)
+            found = fused_moe(h, matrices, ids, scales, threads=self._threads, **options)
+        return found
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of a gate if there is one; with `routed`, their sum."""

@@ -15,12 +15,14 @@ import torch
 from workbench.engine.devices.driver import Driver
 from workbench.engine.lanes.transfer import Copy, copy_over
 from workbench.engine.loading.tensors import Tensors
-from workbench.engine.model.few_rows import MOST, FewRows
+from workbench.engine.model.few_rows import FewRows
 from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.weights import Weights
 from workbench.models import ModelConfig
 from workbench.stages import Op, Place, Stage
 
+_NOTED = 4096
+"""Most ids of a stage that are kept until the pass ends."""
 _Piece = tuple[tuple[int, ...] | None, Tensors]
 """Experts of a layer, or None for all, and their weights."""
 
@@ -71,6 +73,7 @@ class RoutedExperts:
         self._driver = driver
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
         self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2 experts,) on the card
+        self._noted = list[tuple[_Choice, npt.NDArray[np.int32]]]()  # on the host: ids, plus E for those of decodes
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._pages: dict[tuple[int, ...], torch.Tensor] = {}  # on the card, by the experts that are held
         self._lock = threading.Lock()
@@ -176,31 +179,43 @@ class RoutedExperts:
         *,
         held: bool = True,
     ) -> torch.Tensor:
-        few = self._few.of(method, weights) if held and len(h) <= MOST and h.device.type == "cpu" else None
+        stage = self._few.of(method, weights) if held and h.device.type == "cpu" else None
         read = {"h": h, "gates": gates}
-        return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
+        takes = stage is not None and stage.takes(len(h))
+        return cast("torch.Tensor", stage.compute(layout, read) if stage and takes else method(layout, read, weights))
 
     def count(self, stage: Stage, layer: int, groups: Sequence[Group], when: str) -> None:
         """Count the experts that a stage computes, apart for prefills and for decodes.
 
-        `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`.
+        `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`, which also counts
+        what few rows chose: in the middle of a pass it would take longer.
         """
         choice = _Choice(stage, layer, when)
         experts = self._model.num_local_experts
+        if groups[0].gates.device.type == "cpu":
+            each = [gates.numpy()[:, : gates.shape[1] // 2] + experts * np.asarray(of) for _, gates, of in groups]
+            numbers = np.concatenate([some.ravel() for some in each]).astype(np.int32)
+            if len(numbers) > _NOTED:
+                self._add(choice, np.bincount(numbers, minlength=2 * experts))
+                return
+            with self._lock:
+                self._noted.append((choice, numbers))
+            return
         every = [added(gates[:, : gates.shape[1] // 2], decodes, experts) for _, gates, decodes in groups]
         apart = every[0] if len(every) == 1 else torch.cat([ids.flatten() for ids in every])
-        if apart.device.type == "cpu":
-            self._add(choice, np.bincount(apart.numpy().astype(np.int64).ravel(), minlength=2 * experts))
-        else:
-            counts = torch.histc(apart, bins=2 * experts, min=-0.5, max=2 * experts - 0.5)  # bincount would wait
-            with self._lock:
-                self._chosen.append((choice, counts))
+        counts = torch.histc(apart, bins=2 * experts, min=-0.5, max=2 * experts - 0.5)  # bincount would wait
+        with self._lock:
+            self._chosen.append((choice, counts))
 
     def settle(self) -> None:
-        """Bring what was counted on the card, in one copy."""
+        """Count what was noted, and bring what was counted on the card, in one copy."""
         with self._lock:
             chosen = self._chosen
+            noted = self._noted
             self._chosen = []
+            self._noted = []
+        for choice, numbers in noted:
+            self._add(choice, np.bincount(numbers, minlength=2 * self._model.num_local_experts))
         if chosen:
             every = torch.stack([counts for _, counts in chosen]).cpu().numpy().astype(np.int64)
             for (choice, _), counts in zip(chosen, every, strict=True):
