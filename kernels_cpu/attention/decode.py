@@ -48,9 +48,9 @@ def decode_attention(
     GIL is released. Numpy arrays and CPU torch tensors are read in place. The result does not depend on the number of
     threads.
 
-    On Zen 4, with G >= 5, AVX512_BF16 multiplies queries by keys if the cache and all queries of a sequence are bf16
+    On Zen 4, with G >= 4, AVX512_BF16 multiplies queries by keys if the cache and all queries of a sequence are bf16
     numbers, as in a model in bf16. Products are exact and their sums fp32; subnormal numbers count as zero. Two cores
-    are 1.04 to 1.25 times as fast then.
+    are 1.01 to 1.25 times as fast then.
 
     A cache of int8 has half the size of one of bf16, which makes decodes faster where memory bandwidth limits them: on
     Ice Lake at 11 GB/s per core 1.6, 1.6, 1.3 and 1.0 times as fast at G of 1, 2, 4 and 8. On Zen 4 at 33 GB/s per core

@@ -169,8 +169,8 @@ def _lines(size: int, ahead: int) -> range:
 def _memory_bound(group: int, padded: int, width: int, stored: Storage, ahead: int, paired: bool) -> bool:
     """True if reading takes longer than computing, so that loads and prefetches are spread evenly between products.
 
-    So it is where `softmax` `fetches_keys`: without it four heads on two threads of a Zen 4 are 0.96 times as fast.
-    Else they are where LLVM puts them, a burst before the products of several rows. So it is for chunks of heads that
+    It is true where `softmax` `fetches_keys`: LLVM's order makes four heads on two threads of a Zen 4 0.96 times as
+    fast. LLVM puts them in a burst before the products of several rows. It is left to that for chunks of heads that
     prefetch nothing because a later chunk reads the same rows (12 heads in fp16 would take 1.06 times as long), and for
     INT8, which has to be converted: 1.04, 0.99 and 0.98 times as fast with 1 to 3 heads on a Xeon with AMX.
     """

@@ -31,10 +31,10 @@ def add_bias(sums: Any, bias: Any, out: Any) -> None:
 
 
 @functools.cache
-def _server(lanes: int, storage: Storage) -> Any:
+def _server(lanes: int, storage: Storage, paired: bool) -> Any:
     stored = int(storage)
     number = DTYPES[storage]
-    multiply_many = multiply_pairs if most_pairs(lanes, storage) > MOST else no_pairs
+    multiply_many = multiply_pairs if paired else no_pairs
 
     @compiled()
     def serve(board: Any, plan: Any, memory: Any, eps: Any, tokens: int, x: int, residual: int, out: int) -> None:
@@ -140,7 +140,7 @@ class FewLinear:
         self.most = most_pairs(held.lanes, held.storage)
         self._many = uses(("normed", dtype, columns), rows=self.most)
         self._uses = uses(("normed", dtype, columns), ("x", np.float32, columns), ("sums", np.float32, held.rows))
-        self._serve = _server(held.lanes, held.storage)
+        self._serve = _server(held.lanes, held.storage, self.most > MOST)
 
     def __call__(self, x: SameKind, residual: Operand | None = None, *, threads: int = 1) -> SameKind:
         """Multiply x (T, C), T in 1 .. `most`, on this many threads: -> (T, R) of x's kind and type.

@@ -40,22 +40,6 @@ def _heads(
 
 
 @compiled()
-def _split(
-    joined: Any, places: Any, heads: int, kv_heads: int, table: Any, interleaved: bool, q_norm: Any, k_norm: Any,
-    eps: Any, q: Any, k: Any, v: Any,
-) -> None:  # fmt: skip
-    """Norm and rotate the queries and keys of rows joined (T, R), and copy the values."""
-    tokens, rows = joined.shape
-    dim = rows // (heads + 2 * kv_heads)
-    _heads(joined, 0, places, table, interleaved, q_norm, eps, q.reshape((tokens, heads, dim)))
-    _heads(joined, heads * dim, places, table, interleaved, k_norm, eps, k.reshape((tokens, kv_heads, dim)))
-    begin = (heads + kv_heads) * dim
-    for t in range(tokens):
-        for c in range(kv_heads * dim):
-            v[t, c] = joined[t, begin + c]
-
-
-@compiled()
 def _are_places(places: Any, table: Any) -> bool:
     """True if the table has every position."""
     known = 0
@@ -82,6 +66,7 @@ def _normer(storage: Storage) -> Any:
 
 @functools.cache
 def _splitter(storage: Storage) -> Any:
+    """Norm and rotate the queries and keys of joined rows, and copy the values; False for an unknown position."""
     number = DTYPES[storage]
 
     @compiled()
@@ -89,26 +74,34 @@ def _splitter(storage: Storage) -> Any:
         rows = plan[0]
         heads = plan[3]
         kv_heads = plan[4]
+        interleaved = plan[5] != 0
         dim = rows // (heads + 2 * kv_heads)
         places = carray(pointer(positions), (tokens,), np.int64)
         if not _are_places(places, table):
             return False
-        _split(
-            carray(pointer(x), (tokens, rows), number), places, heads, kv_heads, table, plan[5] != 0,
-            carray(pointer(plan[9]), (plan[10],), number), carray(pointer(plan[11]), (plan[12],), number), eps,
-            carray(pointer(q), (tokens, heads * dim), number), carray(pointer(k), (tokens, kv_heads * dim), number),
-            carray(pointer(v), (tokens, kv_heads * dim), number),
-        )  # fmt: skip
+        joined = carray(pointer(x), (tokens, rows), number)
+        queries = carray(pointer(q), (tokens, heads, dim), number)
+        keys = carray(pointer(k), (tokens, kv_heads, dim), number)
+        values = carray(pointer(v), (tokens, kv_heads * dim), number)
+        _heads(joined, 0, places, table, interleaved, carray(pointer(plan[9]), (plan[10],), number), eps, queries)
+        begin = heads * dim
+        _heads(joined, begin, places, table, interleaved, carray(pointer(plan[11]), (plan[12],), number), eps, keys)
+        begin += kv_heads * dim
+        for t in range(tokens):
+            for c in range(kv_heads * dim):
+                values[t, c] = joined[t, begin + c]
         return True
 
     return split
 
 
 @functools.cache
-def _server(lanes: int, storage: Storage) -> Any:
+def _server(lanes: int, storage: Storage, paired: bool) -> Any:
     stored = int(storage)
     number = DTYPES[storage]
-    multiply_many = multiply_pairs if most_pairs(lanes, storage) > MOST else no_pairs
+    multiply_many = multiply_pairs if paired else no_pairs
+    norm = _normer(storage)
+    split = _splitter(storage)
 
     @compiled()
     def serve(
@@ -117,23 +110,14 @@ def _server(lanes: int, storage: Storage) -> Any:
     ) -> bool:  # fmt: skip
         rows = plan[0]
         width = plan[1]
-        heads = plan[3]
-        kv_heads = plan[4]
-        dim = rows // (heads + 2 * kv_heads)
-        places = carray(pointer(positions), (tokens,), np.int64)
-        if not _are_places(places, table):
-            return False
-        given = carray(pointer(x), (tokens, width), number)
-        norm = carray(pointer(plan[6]), (width,), number)
-        bias = carray(pointer(plan[7]), (plan[8],), number)
-        h = carray(pointer(memory[0]), (tokens, width), number)
-        joined = carray(pointer(memory[1]), (tokens, rows), number)
-        for t in range(tokens):
-            norm_row(given[t], norm, eps, h[t])
+        norm(plan, eps, tokens, x, memory[0])
         if tokens > MOST:
-            shift = plan[7] if len(bias) else 0
+            shift = plan[7] if plan[8] else 0
             multiply_many(lanes, board, plan[2], rows, memory[0], width, tokens, shift, 0, memory[1])
         else:
+            bias = carray(pointer(plan[7]), (plan[8],), number)
+            h = carray(pointer(memory[0]), (tokens, width), number)
+            joined = carray(pointer(memory[1]), (tokens, rows), number)
             wide = carray(pointer(memory[2]), (tokens, width), np.float32)
             sums = carray(pointer(memory[3]), (tokens, rows), np.float32)
             for t in range(tokens):
@@ -141,13 +125,8 @@ def _server(lanes: int, storage: Storage) -> Any:
             multiply_rows(lanes, stored, board, plan[2], rows, wide, tokens, sums)
             for t in range(tokens):
                 add_bias(sums[t], bias, joined[t])
-        _split(
-            joined, places, heads, kv_heads, table, plan[5] != 0,
-            carray(pointer(plan[9]), (plan[10],), number), carray(pointer(plan[11]), (plan[12],), number), eps,
-            carray(pointer(q), (tokens, heads * dim), number), carray(pointer(k), (tokens, kv_heads * dim), number),
-            carray(pointer(v), (tokens, kv_heads * dim), number),
-        )  # fmt: skip
-        return True
+        known: bool = split(plan, table, eps, tokens, memory[1], positions, q, k, v)
+        return known
 
     return serve
 
@@ -243,7 +222,7 @@ class FewQkv:
         self.most = most_pairs(held.lanes, held.storage)
         self._many = uses(*both, rows=self.most)
         self._uses = uses(*both, ("x", np.float32, held.columns), ("sums", np.float32, held.rows))
-        self._serve = _server(held.lanes, held.storage)
+        self._serve = _server(held.lanes, held.storage, self.most > MOST)
 
     def __call__(self, x: SameKind, positions: Operand, *, threads: int = 1) -> tuple[SameKind, SameKind, SameKind]:
         """Compute q (T, H D), k and v (T, K D) of rows x (T, M) at positions (T,) int64, T in 1 .. `most`.

@@ -150,8 +150,8 @@ class FewRowsParameters:
     ahead : int
         Prefetch distance in weights that lie in rows, those of experts in place too; 0 for no prefetch [byte].
     most : int
-        Most rows of a stage, where more than four; `FewLinear` and `FewQkv` multiply so many by bf16 weights alone, by
-        AVX512_BF16. 0 where separate operations, torch's among them, are faster.
+        Most rows of a call of a stage that holds its weights; 0 for no more than four, where separate operations are
+        faster. `FewLinear` and `FewQkv` take more than four with bf16 weights alone, and multiply by AVX512_BF16.
     """
 
     task_bytes: int = field(metadata=_either(32 << 10, 64 << 10, 128 << 10, 256 << 10))

@@ -34,7 +34,7 @@ _INNER = 4096
 """Model and expert dim of the two experts, which are read by turns."""
 _TOKENS = (1, 3, 6, 16, 128)
 _ROWS = 32
-"""Rows of a batch of decodes, more than are few."""
+"""Rows of a batch of decodes."""
 _SMALL = 256
 """Model and expert dim of experts that one thread computes about as fast as several."""
 _ERROR = 0.03
@@ -131,9 +131,8 @@ def _few_rows() -> dict[str, Call]:
 
     def multiply_many(threads: int) -> object:
         torch.set_num_threads(threads)
-        taken = [stage.most >= _ROWS for stage in stages]
-        both = zip(stages, weights, taken, strict=True)
-        return [stage(rows, threads=threads) if few else linear(rows, weight) for stage, weight, few in both]
+        both = zip(stages, weights, strict=True)
+        return [stage(rows, threads=threads) if stage.most >= _ROWS else linear(rows, weight) for stage, weight in both]
 
     calls = {_named("matrices, 1 row", threads): _with(multiply, threads) for threads in _threads()}
     calls |= {_named(f"matrices, {_ROWS} rows", threads): _with(multiply_many, threads) for threads in _threads()}

@@ -1,4 +1,4 @@
-"""Stages of up to some rows: kernels that hold a layer's weights, made when such rows first come to it."""
+"""Kernels that hold the weights of a layer's stage, each for calls with a limited number of rows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ MOST = FewLinear.MOST
 _ALONE = 128
 """Most rows whose norms and rotations one thread computes; with more, several are faster."""
 Written: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+Compute: TypeAlias = Callable[[RowLayout, Tensors], Written]
+"""An operation on held weights: the layout of the rows and the buffers read -> the buffers written."""
 
 
 class Held(NamedTuple):
@@ -41,12 +43,11 @@ class Held(NamedTuple):
     ----------
     most : int
         Most rows that it takes.
-    compute : callable
-        The layout of the rows and the buffers read -> the buffers written.
+    compute : Compute
     """
 
     most: int
-    compute: Callable[[RowLayout, Tensors], Written]
+    compute: Compute
 
     def takes(self, rows: int) -> bool:
         """True if it computes so many rows."""
@@ -54,10 +55,10 @@ class Held(NamedTuple):
 
 
 class FewRows:
-    """Kernels for up to some rows of one model, by the weights that they hold.
+    """The kernels of one model's stages, made when a stage is first computed.
 
-    Between two layers' experts, whose weights pass through every cache, each operation of Python and torch reads its
-    own code from memory again: 0.1 to 0.4 ms. So a stage is as few of them as possible.
+    Reading the experts evicts everything else from the caches, so after them each operation of Python and torch reads
+    its own code from memory, which takes 0.1 to 0.4 ms. A stage therefore consists of as few operations as possible.
 
     Each method that is named like an operation takes the operation's weights and makes its kernel, or gives None for
     weights or options of the model that the kernel does not take.
@@ -82,15 +83,16 @@ class FewRows:
         self._made: dict[int, tuple[Tensors, Held | None]] = {}
         self.logits = self._logits(tables)
 
-    def of(self, method: MethodType, weights: Tensors) -> Held | None:
-        """The kernel that computes as a method of `Ops` on held weights, which stay where they are."""
+    def of(self, method: MethodType, weights: Tensors, rows: int) -> Compute | None:
+        """The operation of a method of `Ops` on held weights, which stay where they are; None for too many rows."""
         make = _MAKE.get(method.__func__)
         if make is None:
             return None
         made = self._made.get(id(weights))
         if made is None:  # the weights are kept, so that no others get their id
             made = self._made[id(weights)] = weights, make(self, weights)
-        return made[1]
+        held = made[1]
+        return held.compute if held and held.takes(rows) else None
 
     def qkv(self, weights: Tensors) -> Held | None:
         """See `Ops.qkv`."""

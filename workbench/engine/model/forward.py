@@ -263,8 +263,8 @@ class Forward:
         compute = getattr(self._layers[stage.device][layer], OPERATIONS[stage.op.plain])
         weights = self._weights_of(stage, layer)
         by_numba = stage.device is Place.CPU or self._driver.on_host
-        held = self._few.of(compute, weights) if by_numba else None
-        answer = held.compute(layout, read) if held and held.takes(layout.rows) else compute(layout, read, weights)
+        few = self._few.of(compute, weights, layout.rows) if by_numba else None
+        answer = few(layout, read) if few else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _weights_of(self, stage: Stage, layer: int) -> Tensors:

@@ -179,16 +179,15 @@ class RoutedExperts:
         *,
         held: bool = True,
     ) -> torch.Tensor:
-        stage = self._few.of(method, weights) if held and h.device.type == "cpu" else None
+        few = self._few.of(method, weights, len(h)) if held and h.device.type == "cpu" else None
         read = {"h": h, "gates": gates}
-        takes = stage is not None and stage.takes(len(h))
-        return cast("torch.Tensor", stage.compute(layout, read) if stage and takes else method(layout, read, weights))
+        return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
 
     def count(self, stage: Stage, layer: int, groups: Sequence[Group], when: str) -> None:
         """Count the experts that a stage computes, apart for prefills and for decodes.
 
-        `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`, which also counts
-        what few rows chose: in the middle of a pass it would take longer.
+        `when` is "at once" or "late". What a card chose is counted there, and comes with `settle`. `settle` also counts
+        what few rows chose, since counting between two stages takes longer.
         """
         choice = _Choice(stage, layer, when)
         experts = self._model.num_local_experts
