@@ -185,7 +185,7 @@ def test_rounded_experts_on_a_card(
         return tuple(dequantise(Quantised(*map(torch.from_numpy, rows)), torch.float32) for rows in both)
 
     monkeypatch.setattr(ops, "_matrices", exact)
-    monkeypatch.setattr(FewRows, "of", lambda self, method, tensors: None)
+    monkeypatch.setattr(FewRows, "of", lambda self, method, tensors, rows: None)
     here = wb.run(of, Sequential(2, prefetch=True))
     on_card(Adversary(seed=1))
     found = wb.run(of, Sequential(2, prefetch=True), device="cuda")
