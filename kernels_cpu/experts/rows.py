@@ -12,7 +12,7 @@ from ..machine.features import has
 from ..machine.parameters import parameters
 from .vectors import SUMS, rows_of
 
-_AHEAD = parameters().few_rows.ahead
+_SETTINGS = parameters().few_rows
 TOKENS = 4
 """Most tokens that are computed with one read of a row."""
 TOGETHER = 4
@@ -29,9 +29,27 @@ def _following(e: Emitter, place: Any, row_bytes: Any, several: int) -> Any:
 
     It is the prefetch distance away; past the row's end it lies in the row that is read next, `several` rows further.
     """
-    there = e.at(place, _AHEAD)
+    there = e.at(place, _SETTINGS.ahead)
     next_row = e.at(there, e.b.mul(row_bytes, I64(several - 1)))
     return e.b.select(e.b.icmp_signed("<", there, row_bytes), there, next_row)
+
+
+def _behind(e: Emitter, block: Any, first: Any, rows: Any, row_bytes: Any, several: int) -> Any:
+    """The begin of the rows behind `several` rows; of these themselves if they are the last."""
+    next_one = e.b.add(first, I64(several))
+    some_left = e.b.icmp_signed("<", next_one, rows)
+    return e.at(block, e.b.mul(e.b.select(some_left, next_one, first), row_bytes))
+
+
+def _fetch_next(e: Emitter, place: Any, there: Any, several: int) -> None:
+    """Prefetch of the rows that begin at `there` as many registers as are read of `several` rows at offset `place`.
+
+    These registers follow each other in memory, so that hardware prefetches what is behind them. They go into L2,
+    because L1 holds what is read now.
+    """
+    begin = e.at(there, e.b.mul(place, I64(several)))
+    for line in range(several):
+        e.prefetch(e.at(begin, line * 4 * e.lanes), level=2)
 
 
 @emitted
@@ -57,17 +75,17 @@ def row_block(
         token = rows_of(e, x_, stride_, count, left_)
         result = rows_of(e, out_, out_stride_, count, left_)
         row_bytes = builder.mul(steps_, I64(line))
-        several = _together(width, count)
         loaded = 4 // stored.itemsize  # registers of fp32 from one of a row
-        halves = loaded if loaded * several * count <= SUMS[width] else 1  # or even and odd columns share their sums
 
-        def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:
+        def step(index: Any, sums: list[Any], rows: list[Any], halves: int, behind: Any) -> list[Any]:
+            several = len(rows)
             place = builder.mul(index, I64(line))
-            there = _following(e, place, row_bytes, several)
+            if behind is not None:
+                _fetch_next(e, place, behind, several)
             weights = []
             for row in rows:
-                if _AHEAD:
-                    e.prefetch(e.at(row, there), level=1)
+                if _SETTINGS.ahead:
+                    e.prefetch(e.at(row, _following(e, place, row_bytes, several)), level=1)
                 weights.append(e.widen(Load(0, loaded), e.at(row, place), stored))
             for t in range(count):
                 at = e.at(token[t], builder.mul(index, I64(loaded * line)))
@@ -78,11 +96,15 @@ def row_block(
                         sums[own] = e.fma(weights[r][half], number, sums[own])
             return sums
 
-        def group(number: Any, _: list[Any]) -> list[Any]:
+        def group(number: Any, several: int) -> list[Any]:
             first = builder.mul(number, I64(several))
             rows = [e.at(block_, builder.mul(builder.add(first, I64(r)), row_bytes)) for r in range(several)]
+            apart = loaded * several * count <= SUMS[width]
+            halves = loaded if apart else 1  # or even and odd columns share their sums
+            fetched = _SETTINGS.next_rows and several > 1  # hardware prefetches a single stream
+            behind = _behind(e, block_, first, rows_, row_bytes, several) if fetched else None
             start = [e.zero] * (several * count * halves)
-            sums = e.loop(steps_, start, lambda index, carried: step(index, list(carried), rows))
+            sums = e.loop(steps_, start, lambda index, carried: step(index, list(carried), rows, halves, behind))
             for r in range(several):
                 for t in range(count):
                     own = sums[(r * count + t) * halves : (r * count + t + 1) * halves]
@@ -91,7 +113,18 @@ def row_block(
                     e.store(builder.extract_element(total, I64(0)), e.at(result[t], place), 4)
             return []
 
-        e.loop(builder.sdiv(rows_, I64(several)), [], group)
+        def every(several: int) -> None:
+            e.loop(builder.sdiv(rows_, I64(several)), [], lambda number, _: group(number, several))
+
+        if count == 1 and _SETTINGS.one_stream:
+            token_bytes = builder.mul(steps_, I64(loaded * line))
+            with builder.if_else(builder.icmp_signed("<=", token_bytes, I64(_SETTINGS.one_stream))) as (one, more):
+                with one:
+                    every(1)
+                with more:
+                    every(_together(width, count))
+        else:
+            every(_together(width, count))
         return context.get_dummy_value()
 
     return types.void(lanes, storage, tokens, *[types.int64] * 8), emit
@@ -123,9 +156,12 @@ def pair_block(
         def group(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, I64(TOGETHER))
             rows = [e.at(block_, builder.mul(builder.add(first, I64(r)), row_bytes)) for r in range(TOGETHER)]
+            behind = _behind(e, block_, first, rows_, row_bytes, TOGETHER) if _SETTINGS.next_rows else None
 
             def step(index: Any, carried: list[Any]) -> list[Any]:
                 place = builder.mul(index, I64(line))
+                if behind is not None:
+                    _fetch_next(e, place, behind, TOGETHER)
                 weights = [e.load(e.at(row, place), e.i32s, Storage.BF16.itemsize) for row in rows]
                 sums = list(carried)
                 for t in range(count):

@@ -149,6 +149,12 @@ class FewRowsParameters:
         Most bytes of keys and values that the calling thread reads alone: it has read them before another has come.
     ahead : int
         Prefetch distance in weights that lie in rows, those of experts in place too; 0 for no prefetch [byte].
+    next_rows : bool
+        True to prefetch the rows that follow those that are read side by side into L2, in the order of memory.
+    one_stream : int
+        Most bytes of a row of fp32 numbers with which one row alone is multiplied with one row of weights at a time, so
+        that they are read in the order of memory: it stays in L1 meanwhile. With more, and with more rows, several rows
+        of weights share its loads.
     most : int
         Most rows of a call of a stage that holds its weights; 0 for no more than four, where separate operations are
         faster. `FewLinear` and `FewQkv` take more than four with bf16 weights alone, and multiply by AVX512_BF16.
@@ -157,6 +163,8 @@ class FewRowsParameters:
     task_bytes: int = field(metadata=_either(32 << 10, 64 << 10, 128 << 10, 256 << 10))
     alone_bytes: int = field(metadata=_either(256 << 10, 1 << 20, 4 << 20))
     ahead: int = field(metadata=_either(0, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10))
+    next_rows: bool = field(metadata=_either(False, True))
+    one_stream: int = field(metadata=_either(0, 8 << 10))
     most: int = field(metadata=_of_avx512(0, 32, 128))
 
 

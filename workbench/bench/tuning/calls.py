@@ -121,10 +121,10 @@ class _Turns:
 def _few_rows() -> dict[str, Call]:
     some = random_pool(8 * _MODEL * _MODEL).reshape(2, 4 * _MODEL, _MODEL)
     stages = [FewLinear(matrix) for matrix in some]
-    x = some[0, :1]
 
-    def multiply(threads: int) -> object:
-        return [stage(x, threads=threads) for stage in stages]
+    def multiply(count: int) -> Callable[[int], object]:
+        rows = some[0, :count]
+        return lambda threads: [stage(rows, threads=threads) for stage in stages]
 
     weights = torch.from_numpy(some).view(torch.bfloat16)
     rows = weights[0, :_ROWS]
@@ -134,7 +134,8 @@ def _few_rows() -> dict[str, Call]:
         both = zip(stages, weights, strict=True)
         return [stage(rows, threads=threads) if stage.most >= _ROWS else linear(rows, weight) for stage, weight in both]
 
-    calls = {_named("matrices, 1 row", threads): _with(multiply, threads) for threads in _threads()}
+    calls = {_named("matrices, 1 row", threads): _with(multiply(1), threads) for threads in _threads()}
+    calls |= {_named("matrices, 4 rows", threads): _with(multiply(4), threads) for threads in _threads()}
     calls |= {_named(f"matrices, {_ROWS} rows", threads): _with(multiply_many, threads) for threads in _threads()}
     for tokens in (64, 256, 512):
         calls[f"one sequence of {tokens} tokens, 1 row"] = _Few(tokens)
