@@ -27,6 +27,7 @@ from .experts.packing.stored import pack_int4, pack_mxfp4
 from .experts.weights import Format, PackedExperts
 from .few_rows.decode import PagedDecode
 from .few_rows.experts import FewExperts
+from .few_rows.layer import Decodes, FewLayer
 from .few_rows.linear import FewLinear
 from .few_rows.operands import fits_few_rows
 from .few_rows.qkv import FewQkv

@@ -24,11 +24,17 @@ from ..declarations import public
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
 from ..threads.runs import count_tasks, list_tasks
+from .calls import Plan, address_of, laid, real, words
 from .linear import DTYPES
 from .operands import new_rows, rows_at, storage_of
 
 _ALONE = parameters().few_rows.alone_bytes
 _NONE = np.empty(0, np.float32)
+_GEOMETRY = 8
+"""Numbers that tell where a cache lies; a plan begins with those of the cache and of its scales."""
+_BLOCKS = 2 * _GEOMETRY
+"""Place of the cache's sizes P, K, b and D in a plan."""
+_PLAN = _BLOCKS + 4
 
 
 def _serve_tasks(
@@ -102,15 +108,21 @@ def _appender(stored: Storage, of_rows: Storage) -> Any:
     number = DTYPES[of_rows]
 
     @compiled()
-    def append(cache: int, sizes: Any, tokens: int, slots: int, k: int, v: int) -> bool:
-        blocks, kv_heads, block, dim = sizes
-        kv = carray(pointer(cache), (blocks, kv_heads, 2, block, dim), cell)
-        where = carray(pointer(slots), (tokens,), np.int64)
-        keys = carray(pointer(k), (tokens, kv_heads, dim), number)
-        values = carray(pointer(v), (tokens, kv_heads, dim), number)
+    def append(at: int) -> int:
+        call = words(at, 5)
+        plan = words(call[0], _PLAN)
+        tokens = call[1]
+        blocks = plan[_BLOCKS]
+        kv_heads = plan[_BLOCKS + 1]
+        block = plan[_BLOCKS + 2]
+        dim = plan[_BLOCKS + 3]
+        kv = carray(pointer(plan[0]), (blocks, kv_heads, 2, block, dim), cell)
+        where = words(call[2], tokens)
+        keys = carray(pointer(call[3]), (tokens, kv_heads, dim), number)
+        values = carray(pointer(call[4]), (tokens, kv_heads, dim), number)
         for t in range(tokens):
             if not 0 <= where[t] < blocks * block:
-                return False
+                return 1
         for t in range(tokens):
             page = where[t] // block
             offset = where[t] - page * block
@@ -120,7 +132,7 @@ def _appender(stored: Storage, of_rows: Storage) -> Any:
                 for d in range(dim):
                     key[d] = narrowed(widened(keys[t, h, d]), key[d])
                     value[d] = narrowed(widened(values[t, h, d]), value[d])
-        return True
+        return 0
 
     return append
 
@@ -132,18 +144,23 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
     stored = int(storage)
 
     @compiled()
-    def attend(
-        geometry: Any, of_scales: Any, blocks: int, scale: Any, window: int, sinks: Any, tokens: int, width: int,
-        q: int, tables: int, spans: int, out: int,
-    ) -> bool:  # fmt: skip
+    def attend(at: int) -> int:
+        call = words(at, 11)
+        geometry = words(call[0], _GEOMETRY)
+        of_scales = words(call[0] + 8 * _GEOMETRY, _GEOMETRY)
+        blocks = words(call[0], _PLAN)[_BLOCKS]
+        tokens = call[1]
+        width = call[2]
         heads = geometry[6] * group
-        table = carray(pointer(tables), (tokens, width), np.int32)
-        lengths = carray(pointer(spans), (tokens,), np.int64)
-        given = carray(pointer(q), (tokens, heads, dim), number)
-        result = carray(pointer(out), (tokens, heads, dim), number)
+        given = carray(pointer(call[3]), (tokens, heads, dim), number)
+        table = carray(pointer(call[4]), (tokens, width), np.int32)
+        lengths = words(call[5], tokens)
+        result = carray(pointer(call[6]), (tokens, heads, dim), number)
+        scale = real(call, 7)
+        sinks = carray(pointer(call[9]), (call[10],), np.float32)
         begins = np.empty(tokens, np.int64)
-        if not _first_tokens(table, lengths, window, blocks, geometry[1], begins):
-            return False
+        if not _first_tokens(table, lengths, call[8], blocks, geometry[1], begins):
+            return 1
         tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
         first = np.empty(tokens + 1, np.int64)
         list_tasks(begins, lengths, tasks, first)
@@ -156,14 +173,14 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
         found = np.empty((tokens, heads, dim), np.float32)
         counter = np.zeros(2 * LINE // 8, np.int64)
         _widen(given, queries)
-        at = np.int64(counter.ctypes.data)
+        first_task = np.int64(counter.ctypes.data)
         _serve_tasks(
-            lanes, stored, group, dim, at, queries, geometry, of_scales, table, tasks, first, left, scale, sinks,
-            tops, totals, sums, found,
+            lanes, stored, group, dim, first_task, queries, geometry, of_scales, table, tasks, first, left, scale,
+            sinks, tops, totals, sums, found,
         )  # fmt: skip
         _narrow(found, result)
-        done: bool = counter[LINE // 8] == len(tasks)  # Numba frees an array behind its last use
-        return done
+        done = counter[LINE // 8] == len(tasks)  # Numba frees an array behind its last use
+        return 0 if done else 1
 
     return attend
 
@@ -210,12 +227,12 @@ class PagedDecode:
                 "pass the cache and the heads of one model."
             )
         self._kv = cache
-        self._heads = heads
+        self.heads = heads
         self._path = code_path(path)
         self._cache = Cache.of(cache)
-        self._geometry = self._cache.geometry, self._cache.of_scales.geometry
         blocks, kv_heads, _, block, dim = cache.shape
-        self._sizes = blocks, kv_heads, block, dim
+        self.sizes = blocks, kv_heads, block, dim
+        self._plan = Plan(*self._cache.geometry, *self._cache.of_scales.geometry, *self.sizes)
 
     def append(self, slots: Operand, k: Operand, v: Operand) -> None:
         """Store rows k and v (T, K D) of one type, in slots (T,) int64: block * b + offset of each.
@@ -227,7 +244,7 @@ class PagedDecode:
         ValueError
             If shapes disagree, or a slot is out of range; then nothing is stored.
         """
-        blocks, kv_heads, block, dim = self._sizes
+        blocks, kv_heads, block, dim = self.sizes
         of_rows = storage_of(k.dtype)
         tokens, keys = rows_at("k", k, kv_heads * dim, of_rows, most=math.inf)
         count, values = rows_at("v", v, kv_heads * dim, of_rows, most=math.inf)
@@ -236,13 +253,20 @@ class PagedDecode:
             raise ValueError(
                 f"slots must be one per row of k and v, not {len(where)} for {tokens} and {count} rows: pass one batch."
             )
-        store = _appender(self._cache.storage, of_rows)
-        at = where.__array_interface__["data"][0]
-        if not store(self._cache.address, self._sizes, tokens, at, keys, values):
+        call = laid(*self.append_call(tokens, address_of(where), keys, values))
+        if self.appender(of_rows)(address_of(call)):
             outside = where[(where < 0) | (where >= blocks * block)][0]
             raise ValueError(
                 f"slots must be in [0, {blocks * block}), not {outside}: pass block * b + offset of allocated blocks."
             )
+
+    def appender(self, of_rows: Storage | None) -> Any:
+        """The compiled work of `append` for rows of a format; its answer is 1 if a slot is out of range."""
+        return _appender(self._cache.storage, of_rows)
+
+    def append_call(self, tokens: int, slots: int, k: int, v: int) -> tuple[int, ...]:
+        """Numbers of a call of `appender` with operands at these addresses."""
+        return self._plan.address, tokens, slots, k, v
 
     def __call__(
         self,
@@ -267,22 +291,25 @@ class PagedDecode:
         ValueError
             If shapes disagree, or a length, a used block or an option is out of range.
         """
-        blocks, kv_heads, block, dim = self._sizes
+        blocks, _, block, dim = self.sizes
         of_rows = storage_of(q.dtype)
-        tokens, at = rows_at("q", q, self._heads * dim, of_rows, most=math.inf)
+        tokens, at = rows_at("q", q, self.heads * dim, of_rows, most=math.inf)
         pages = contiguous("table", checked("table", table, "B W", np.int32))
         spans = contiguous("lengths", checked("lengths", lengths, "B", np.int64))
-        options = options_of(self._heads, dim, scale, window, sinks, None, threads, self._path)
+        options = options_of(self.heads, dim, scale, window, sinks, None, threads, self._path)
         out: SameKind
-        out, to = new_rows(q, tokens, self._heads * dim)
+        out, to = new_rows(q, tokens, self.heads * dim)
         if not len(pages) == len(spans) == tokens:
             raise ValueError(
                 f"table and lengths must have one row per row of q, {tokens}, not {len(pages)} and {len(spans)}: "
                 "pass one batch."
             )
-        read = spans if window is None else np.minimum(spans, window)
-        if options["threads"] == 1 or int(read.sum()) * 2 * kv_heads * self._cache.row_bytes <= _ALONE:
-            right = self._alone(of_rows, tokens, at, pages, spans, to, options)
+        if options["threads"] == 1 or self.reads_alone(spans, window):
+            how = self.held_options(options)
+            call = laid(
+                *self.attend_call(tokens, pages.shape[1], at, address_of(pages), address_of(spans), to), *how.numbers
+            )
+            right = not self.attender(of_rows)(address_of(call))
         else:
             right = self._together(q, pages, spans, out, options)
         if not right:
@@ -293,39 +320,37 @@ class PagedDecode:
         """Compile attention of rows of the type of q (1, H D), by one thread and by several."""
         one = np.zeros((1, 1), np.int32), np.ones(1, np.int64)
         out = self(q, *one, threads=1)
-        options = options_of(self._heads, self._sizes[3], None, None, None, None, 2, self._path)
+        options = options_of(self.heads, self.sizes[3], None, None, None, None, 2, self._path)
         self._together(q, *one, out, options)
 
-    def _alone(
-        self,
-        of_rows: Storage | None,
-        tokens: int,
-        q: int,
-        table: NDArray[np.int32],
-        lengths: NDArray[np.int64],
-        out: int,
-        options: Options,
-    ) -> bool:
-        """Attend by the calling thread, with rows at q and out; False for a length or block that cannot be."""
-        blocks, kv_heads, _, dim = self._sizes
-        attend = _attender(self._path.value, self._cache.storage, self._heads // kv_heads, dim, of_rows)
-        scale = np.float32(options["scale"] * LOG2_E)
+    def reads_alone(self, lengths: NDArray[np.int64], window: int | None) -> bool:
+        """True if the calling thread has read sequences of these lengths before another would wake."""
+        read = lengths if window is None else np.minimum(lengths, window)
+        return bool(int(read.sum()) * 2 * self.sizes[1] * self._cache.row_bytes <= _ALONE)
+
+    def attender(self, of_rows: Storage | None) -> Any:
+        """The compiled work of attention by one thread; its answer is 1 for a length or block that cannot be."""
+        _, kv_heads, _, dim = self.sizes
+        return _attender(self._path.value, self._cache.storage, self.heads // kv_heads, dim, of_rows)
+
+    def attend_call(self, tokens: int, width: int, q: int, table: int, lengths: int, out: int) -> tuple[int, ...]:
+        """Numbers of a call of `attender` with operands at these addresses; those of `held_options` follow."""
+        return self._plan.address, tokens, width, q, table, lengths, out
+
+    def held_options(self, options: Options) -> Plan:
+        """Numbers of a call of `attender` that tell options, which keep what they tell of."""
         sinks = _NONE if options["sinks"] is None else options["sinks"] * np.float32(LOG2_E)
-        right: bool = attend(
-            *self._geometry, blocks, scale, options["window"] or 0, sinks, tokens, table.shape[1], q,
-            table.__array_interface__["data"][0], lengths.__array_interface__["data"][0], out,
-        )  # fmt: skip
-        return right
+        return Plan(np.float32(options["scale"] * LOG2_E), options["window"] or 0, sinks, len(sinks))
 
     def _together(
         self, q: Operand, table: NDArray[np.int32], lengths: NDArray[np.int64], out: Operand, options: Options
     ) -> bool:
         """Attend by several threads; False for a length or block that cannot be."""
-        blocks, _, block, dim = self._sizes
+        blocks, _, block, dim = self.sizes
         if not _first_tokens(table, lengths, options["window"] or 0, blocks, block, np.empty_like(lengths)):
             return False
         rows, result = (
-            checked("q", each, "T W", np.float32, np.uint16).reshape(-1, self._heads, dim) for each in (q, out)
+            checked("q", each, "T W", np.float32, np.uint16).reshape(-1, self.heads, dim) for each in (q, out)
         )
         queries = np.empty(rows.shape, np.float32)
         found = np.empty_like(queries)

@@ -20,8 +20,10 @@ from ..experts.fused_moe import biases_of, is_clamped, sort_pairs
 from ..experts.tasks import weighted_sum
 from ..experts.weights import ROWS, Matrices, PackedExperts
 from ..machine.features import CodePath, code_path
+from ..threads.crew import BOARD, Crew
+from .calls import Plan, address_of, laid, words
 from .linear import DTYPES
-from .operands import Plan, Uses, memory_of, new_rows, rows_at, storage_of, uses
+from .operands import Uses, memory_of, new_rows, rows_at, storage_of, uses
 from .products import gathered, multiply_blocks
 
 
@@ -62,15 +64,22 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
     bias_number = np.uint16 if bias_bytes == 2 else np.float32
 
     @compiled()
-    def serve(board: Any, plan: Any, memory: Any, tokens: int, chosen: int, h: int, gates: int, out: int) -> int:
+    def serve(at: int) -> int:
+        call = words(at, 9)
+        board = words(call[0], BOARD)
+        plan = words(call[1], 22)
+        memory = words(call[2], 16)
+        tokens = call[3]
+        chosen = call[4]
         experts = plan[0]
         dim = plan[1]
         inner_dim = plan[2]
         zero = plan[3]
         pairs = tokens * chosen
-        given = carray(pointer(h), (tokens, dim), number)
-        routing = carray(pointer(gates), (tokens, 2 * chosen), np.float32)
-        found = carray(pointer(out), (tokens, dim), number)
+        given = carray(pointer(call[5]), (tokens, dim), number)
+        routing = carray(pointer(call[6]), (tokens, 2 * chosen), np.float32)
+        added = carray(pointer(call[7]), (tokens if call[7] else 0, dim), number)
+        found = carray(pointer(call[8]), (tokens, dim), number)
         ids = carray(pointer(memory[0]), (tokens, chosen), np.int64)
         first = carray(pointer(memory[1]), (experts + 1,), np.int64)
         owners = carray(pointer(memory[2]), (pairs,), np.int64)
@@ -90,7 +99,7 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
         first[:] = 0
         wrong = sort_pairs(ids, first, owners, places)
         if wrong >= 0:
-            return wrong
+            return wrong + 1
         for i in range(pairs):
             row = given[owners[i]]
             for m in range(dim):
@@ -113,7 +122,9 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
             weighted_sum(answers, places[t], routing[t, chosen:], ids[t], down_bias, total)
             for m in range(dim):
                 found[t, m] = narrowed(total[m], found[t, m])
-        return -1
+            for m in range(dim if call[7] else 0):
+                found[t, m] = narrowed(widened(added[t, m]) + widened(found[t, m]), found[t, m])
+        return 0
 
     return serve
 
@@ -131,7 +142,7 @@ class FewExperts:
     """The routed experts of one layer as by `fused_moe`, for calls with at most four rows; they are checked once.
 
         out[t] = round(sum over j of weights[t, j] * (down[e] a(gate_up[e] h[t] + gate_up_bias[e]) + down_bias[e]))
-        e = ids[t, j]
+        e = ids[t, j];  a residual is added to it, and the sum rounded
 
     Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with all others.
 
@@ -174,28 +185,28 @@ class FewExperts:
             raise TypeError(
                 f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns."
             )
-        self._lanes = code_path(path).value
+        self.lanes = code_path(path).value
         up = experts.gate_up
         down = experts.down
-        if up.in_place or not self._lanes:
+        if up.in_place or not self.lanes:
             raise ValueError("experts must be packed in blocks, on a path with vectors: use fused_moe for others.")
-        self._count = len(experts)
-        self._dim = up.dim
+        self.count = len(experts)
+        self.dim = up.dim
         zero = experts.format.zero
         biases = biases_of(experts, gate_up_bias, down_bias)
-        self._plan = Plan(self._count, up.dim, down.dim, zero, *_numbers_of(up), *_numbers_of(down), *biases)
+        self._plan = Plan(self.count, up.dim, down.dim, zero, *_numbers_of(up), *_numbers_of(down), *biases)
         self._used: dict[int, Uses] = {}
         self._sizes = experts.gate_up, experts.down
         bias_bytes = biases.up.itemsize if len(biases.up) else 0
-        form = self._lanes, int(experts.format)
+        form = self.lanes, int(experts.format)
         clamped = is_clamped(activation)
         self._servers: dict[Storage | None, Any] = {of: _server(*form, of, clamped, bias_bytes) for of in DTYPES}
 
-    def __call__(self, h: SameKind, gates: Operand, *, threads: int = 1) -> SameKind:
+    def __call__(self, h: SameKind, gates: Operand, residual: Operand | None = None, *, threads: int = 1) -> SameKind:
         """Compute rows h (T, M), T in 1 .. 4, of fp32, torch.bfloat16, or uint16 that holds bfloat16 bits.
 
         gates (T, 2 k) fp32 holds the ids of each row's experts, and then their weights. The result has h's kind and
-        type.
+        type, as the residual (T, M) has.
 
         Raises
         ------
@@ -203,7 +214,7 @@ class FewExperts:
             If shapes disagree, or an expert is out of range.
         """
         storage = storage_of(h.dtype)
-        tokens, at = rows_at("h", h, self._dim, storage)
+        tokens, at = rows_at("h", h, self.dim, storage)
         width = int(gates.shape[-1])  # type: ignore[union-attr]
         count, at_gates = rows_at("gates", gates, width, Storage.FP32)
         chosen = width // 2
@@ -211,20 +222,34 @@ class FewExperts:
             raise ValueError(
                 f"gates must be ({tokens}, 2 k), not ({count}, {width}): pass ids and weights of each row."
             )
-        crew = gathered(self._lanes, threads)
+        added = 0
+        if residual is not None:
+            rows, added = rows_at("residual", residual, self.dim, storage)
+            if rows != tokens:
+                raise ValueError(f"residual must have the {tokens} rows of h, not {rows}: pass one batch.")
+        crew = gathered(self.lanes, threads)
         out: SameKind
-        out, to = new_rows(h, tokens, self._dim)
-        serve = self._servers[storage]
-        wrong = serve(
-            crew.board, self._plan.numbers, memory_of(crew, self._uses(chosen)), tokens, chosen, at, at_gates, to
-        )
-        if wrong >= 0:
-            t, j = divmod(wrong, chosen)
+        out, to = new_rows(h, tokens, self.dim)
+        call = laid(*self.call(crew, tokens, chosen, at, at_gates, added, to))
+        wrong = self.server(storage)(address_of(call))
+        if wrong:
+            t, j = divmod(wrong - 1, chosen)
             routing: Any = gates
             raise ValueError(
-                f"gates[{t}, {j}] must be an expert in [0, {self._count}), not {routing[t, j]}: correct the routing."
+                f"gates[{t}, {j}] must be an expert in [0, {self.count}), not {routing[t, j]}: correct the routing."
             )
         return out
+
+    def server(self, storage: Storage | None) -> Any:
+        """The compiled work for rows of a format."""
+        return self._servers[storage]
+
+    def call(
+        self, crew: Crew, tokens: int, chosen: int, h: int, gates: int, residual: int, out: int
+    ) -> tuple[int, ...]:
+        """Numbers of a call with rows at these addresses; 0 is that of no residual, and the answer if all is well."""
+        memory = memory_of(crew, self._uses(chosen)).address
+        return crew.address, self._plan.address, memory, tokens, chosen, h, gates, residual, out
 
     def _uses(self, chosen: int) -> Uses:
         """Memory of a call with `chosen` experts per row."""
@@ -236,7 +261,7 @@ class FewExperts:
         up, down = self._sizes
         found: list[tuple[str, Any, int]] = [
             ("ids", np.int64, chosen),
-            ("first", np.int64, self._count + 1),
+            ("first", np.int64, self.count + 1),
             ("owners", np.int64, chosen),
             ("places", np.int64, chosen),
             ("parts", np.int64, 4 * chosen),
@@ -250,4 +275,4 @@ class FewExperts:
                 (f"{name} offsets", np.int32, groups),
                 (outputs, np.float32, chosen * matrices.words.shape[1] * ROWS),
             ]
-        return [*found, ("total", np.float32, self._dim)]
+        return [*found, ("total", np.float32, self.dim)]

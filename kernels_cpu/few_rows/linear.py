@@ -16,7 +16,9 @@ from ..codegen.views import pointer
 from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
-from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
+from ..threads.crew import BOARD, Crew
+from .calls import Plan, address_of, laid, real, words
+from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
 
 DTYPES: dict[Storage, Any] = {Storage.FP32: np.float32, Storage.BF16: np.uint16}
@@ -37,7 +39,16 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
     multiply_many = multiply_pairs if paired else no_pairs
 
     @compiled()
-    def serve(board: Any, plan: Any, memory: Any, eps: Any, tokens: int, x: int, residual: int, out: int) -> None:
+    def serve(at: int) -> int:
+        call = words(at, 7)
+        board = words(call[0], BOARD)
+        plan = words(call[1], 8)
+        memory = words(call[2], 3)
+        tokens = call[3]
+        x = call[4]
+        residual = call[5]
+        out = call[6]
+        eps = real(plan, 7)
         rows = plan[0]
         width = plan[1]
         given = carray(pointer(x), (tokens, width), number)
@@ -51,7 +62,7 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
             multiply_many(
                 lanes, board, plan[2], rows, source, width, tokens, plan[5] if len(bias) else 0, residual, out
             )
-            return
+            return 0
         wide = carray(pointer(memory[1]), (tokens, width), np.float32)
         sums = carray(pointer(memory[2]), (tokens, rows), np.float32)
         found = carray(pointer(out), (tokens, rows), number)
@@ -69,6 +80,7 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
             for t in range(tokens):
                 for r in range(rows):
                     found[t, r] = narrowed(widened(added[t, r]) + widened(found[t, r]), found[t, r])
+        return 0
 
     return serve
 
@@ -130,17 +142,16 @@ class FewLinear:
         dtype = held.array.dtype
         scale = vector_of("norm", norm, dtype, held.columns)
         shift = vector_of("bias", bias, dtype, held.rows)
-        self._plan = Plan(held.rows, held.columns, held.array, scale, len(scale), shift, len(shift))
-        self._rows = held.rows
-        self._columns = held.columns
-        self._storage = held.storage
-        self._lanes = held.lanes
-        self._eps = np.float32(eps)
+        self._plan = Plan(held.rows, held.columns, held.array, scale, len(scale), shift, len(shift), np.float32(eps))
+        self.rows = held.rows
+        self.columns = held.columns
+        self.storage = held.storage
+        self.lanes = held.lanes
         columns = held.columns
         self.most = most_pairs(held.lanes, held.storage)
         self._many = uses(("normed", dtype, columns), rows=self.most)
         self._uses = uses(("normed", dtype, columns), ("x", np.float32, columns), ("sums", np.float32, held.rows))
-        self._serve = _server(held.lanes, held.storage, self.most > MOST)
+        self.serve = _server(held.lanes, held.storage, self.most > MOST)
 
     def __call__(self, x: SameKind, residual: Operand | None = None, *, threads: int = 1) -> SameKind:
         """Multiply x (T, C), T in 1 .. `most`, on this many threads: -> (T, R) of x's kind and type.
@@ -150,15 +161,20 @@ class FewLinear:
         ValueError
             If x or the residual (T, R) is not of the weight's type and sizes.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage, most=self.most)
+        tokens, at = rows_at("x", x, self.columns, self.storage, most=self.most)
         added = 0
         if residual is not None:
-            count, added = rows_at("residual", residual, self._rows, self._storage, most=self.most)
+            count, added = rows_at("residual", residual, self.rows, self.storage, most=self.most)
             if count != tokens:
                 raise ValueError(f"residual must have the {tokens} rows of x, not {count}: pass one batch.")
-        crew = gathered(self._lanes, threads)
+        crew = gathered(self.lanes, threads)
         out: SameKind
-        out, to = new_rows(x, tokens, self._rows)
-        memory = memory_of(crew, self._uses if tokens <= MOST else self._many)
-        self._serve(crew.board, self._plan.numbers, memory, self._eps, tokens, at, added, to)
+        out, to = new_rows(x, tokens, self.rows)
+        call = laid(*self.call(crew, tokens, at, added, to))
+        self.serve(address_of(call))
         return out
+
+    def call(self, crew: Crew, tokens: int, x: int, residual: int, out: int) -> tuple[int, ...]:
+        """Numbers of a call of `serve` with rows at these addresses; 0 is that of no residual."""
+        memory = memory_of(crew, self._uses if tokens <= MOST else self._many).address
+        return crew.address, self._plan.address, memory, tokens, x, residual, out

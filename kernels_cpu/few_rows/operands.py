@@ -17,6 +17,7 @@ from ..experts.rows import TOGETHER
 from ..experts.weights import aligned
 from ..machine.features import CodePath, code_path
 from ..threads.crew import Crew
+from .calls import Plan
 from .products import MOST
 
 
@@ -100,15 +101,6 @@ def vector_of(name: str, operand: Operand | None, dtype: Any, *sizes: int) -> ND
     return vector
 
 
-class Plan:
-    """Numbers that describe a stage to compiled code: sizes, and addresses of arrays, which it keeps."""
-
-    def __init__(self, *numbers: int | NDArray[Any]) -> None:
-        self._kept = [number for number in numbers if isinstance(number, np.ndarray)]
-        told = [number.ctypes.data if isinstance(number, np.ndarray) else int(number) for number in numbers]
-        self.numbers = np.array(told, np.int64)
-
-
 @functools.cache
 def storage_of(dtype: Any) -> Storage | None:
     """The format of rows of a dtype of numpy or torch: fp32, or bfloat16, which arrays hold as uint16."""
@@ -160,7 +152,7 @@ def uses(*each: tuple[str, Any, int], rows: int = MOST) -> Uses:
     return Uses(each, rows)
 
 
-def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
+def memory_of(crew: Crew, wanted: Uses) -> Plan:
     """Addresses of memory (rows, width) of the calling thread, one for each use, dtype and width.
 
     The next call with this use overwrites it.
@@ -173,8 +165,8 @@ def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
             if key not in crew.kept:
                 crew.kept[key] = aligned(use[1], wanted.rows, use[2])
             arrays.append(crew.kept[key])
-        found = crew.kept[wanted] = np.array([array.ctypes.data for array in arrays], np.int64)
-    return cast("NDArray[np.int64]", found)
+        found = crew.kept[wanted] = Plan(*arrays)
+    return cast("Plan", found)
 
 
 def whole_numbers_at(name: str, operand: Any, count: int) -> int:
@@ -187,4 +179,18 @@ def whole_numbers_at(name: str, operand: Any, count: int) -> int:
     raise ValueError(
         f"{name} must be ({count},) int64 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
         "pass one number per row."
+    )
+
+
+def table_at(name: str, operand: Any, count: int) -> tuple[int, int]:
+    """W and the address of int32 (count, W)."""
+    right = str(operand.dtype).endswith("int32") and len(operand.shape) == 2 and operand.shape[0] == count
+    width = int(operand.shape[-1]) if right else 0
+    if right and isinstance(operand, np.ndarray) and operand.flags.c_contiguous and operand.flags.aligned:
+        return width, int(operand.__array_interface__["data"][0])
+    if right and not isinstance(operand, np.ndarray) and operand.is_cpu and operand.is_contiguous():
+        return width, int(operand.data_ptr())
+    raise ValueError(
+        f"{name} must be ({count}, W) int32 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
+        "pass the blocks of one sequence per row."
     )

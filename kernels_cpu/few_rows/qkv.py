@@ -18,9 +18,14 @@ from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.rope import rotate
+from ..threads.crew import BOARD, Crew
+from .calls import Plan, address_of, laid, real, words
 from .linear import DTYPES, add_bias
-from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
+from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
 from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
+
+_EPS = 16
+"""Place of epsilon in a plan."""
 
 
 @compiled()
@@ -53,13 +58,13 @@ def _normer(storage: Storage) -> Any:
     number = DTYPES[storage]
 
     @compiled()
-    def norm(plan: Any, eps: Any, tokens: int, x: int, out: int) -> None:
+    def norm(plan: Any, tokens: int, x: int, out: int) -> None:
         width = plan[1]
         given = carray(pointer(x), (tokens, width), number)
         weight = carray(pointer(plan[6]), (width,), number)
         h = carray(pointer(out), (tokens, width), number)
         for t in range(tokens):
-            norm_row(given[t], weight, eps, h[t])
+            norm_row(given[t], weight, real(plan, _EPS), h[t])
 
     return norm
 
@@ -70,7 +75,9 @@ def _splitter(storage: Storage) -> Any:
     number = DTYPES[storage]
 
     @compiled()
-    def split(plan: Any, table: Any, eps: Any, tokens: int, x: int, positions: int, q: int, k: int, v: int) -> bool:
+    def split(plan: Any, tokens: int, x: int, positions: int, q: int, k: int, v: int) -> bool:
+        eps = real(plan, _EPS)
+        table = carray(pointer(plan[13]), (plan[14], plan[15]), np.float32)
         rows = plan[0]
         heads = plan[3]
         kv_heads = plan[4]
@@ -104,13 +111,15 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
     split = _splitter(storage)
 
     @compiled()
-    def serve(
-        board: Any, plan: Any, memory: Any, table: Any, eps: Any, tokens: int, x: int, positions: int, q: int, k: int,
-        v: int,
-    ) -> bool:  # fmt: skip
+    def serve(at: int) -> int:
+        call = words(at, 9)
+        board = words(call[0], BOARD)
+        plan = words(call[1], _EPS + 1)
+        memory = words(call[2], 4)
+        tokens = call[3]
         rows = plan[0]
         width = plan[1]
-        norm(plan, eps, tokens, x, memory[0])
+        norm(plan, tokens, call[4], memory[0])
         if tokens > MOST:
             shift = plan[7] if plan[8] else 0
             multiply_many(lanes, board, plan[2], rows, memory[0], width, tokens, shift, 0, memory[1])
@@ -125,8 +134,8 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
             multiply_rows(lanes, stored, board, plan[2], rows, wide, tokens, sums)
             for t in range(tokens):
                 add_bias(sums[t], bias, joined[t])
-        known: bool = split(plan, table, eps, tokens, memory[1], positions, q, k, v)
-        return known
+        known = split(plan, tokens, memory[1], call[5], call[6], call[7], call[8])
+        return 0 if known else 1
 
     return serve
 
@@ -212,17 +221,17 @@ class FewQkv:
             vectors += [vector, len(vector)]
         scale = vector_of("norm", norm, dtype, held.columns)
         sizes = held.rows, held.columns
-        self._plan = Plan(*sizes, held.array, heads, kv_heads, int(interleaved), scale, *vectors)
-        self._columns = held.columns
-        self._widths = heads * dim, kv_heads * dim
-        self._storage = held.storage
-        self._lanes = held.lanes
-        self._eps = np.float32(eps)
+        last = self._table, *self._table.shape, np.float32(eps)
+        self._plan = Plan(*sizes, held.array, heads, kv_heads, int(interleaved), scale, *vectors, *last)
+        self.columns = held.columns
+        self.widths = heads * dim, kv_heads * dim
+        self.storage = held.storage
+        self.lanes = held.lanes
         both = ("normed", dtype, held.columns), ("joined", dtype, held.rows)
         self.most = most_pairs(held.lanes, held.storage)
         self._many = uses(*both, rows=self.most)
         self._uses = uses(*both, ("x", np.float32, held.columns), ("sums", np.float32, held.rows))
-        self._serve = _server(held.lanes, held.storage, self.most > MOST)
+        self.serve = _server(held.lanes, held.storage, self.most > MOST)
 
     def __call__(self, x: SameKind, positions: Operand, *, threads: int = 1) -> tuple[SameKind, SameKind, SameKind]:
         """Compute q (T, H D), k and v (T, K D) of rows x (T, M) at positions (T,) int64, T in 1 .. `most`.
@@ -232,16 +241,18 @@ class FewQkv:
         ValueError
             If x is not of the weights' type and sizes, or positions have another type or are out of the table's range.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage, most=self.most)
+        tokens, at = rows_at("x", x, self.columns, self.storage, most=self.most)
         places = whole_numbers_at("positions", positions, tokens)
-        crew = gathered(self._lanes, threads)
+        crew = gathered(self.lanes, threads)
         parts, addresses = self._new(x, tokens)
-        memory = memory_of(crew, self._uses if tokens <= MOST else self._many)
-        known = self._serve(
-            crew.board, self._plan.numbers, memory, self._table, self._eps, tokens, at, places, *addresses
-        )
-        self._check_places(known, positions)
+        call = laid(*self.call(crew, tokens, at, places, *addresses))
+        self._check_places(not self.serve(address_of(call)), positions)
         return parts
+
+    def call(self, crew: Crew, tokens: int, x: int, positions: int, q: int, k: int, v: int) -> tuple[int, ...]:
+        """Numbers of a call of `serve` with operands at these addresses; 1 is its answer to an unknown position."""
+        memory = memory_of(crew, self._uses if tokens <= MOST else self._many).address
+        return crew.address, self._plan.address, memory, tokens, x, positions, q, k, v
 
     def normed(self, x: SameKind) -> SameKind:
         """rms_norm(x) of any number of rows (T, M), by this thread; see `split`.
@@ -251,10 +262,10 @@ class FewQkv:
         ValueError
             If x is not of the weights' type and sizes.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage, most=math.inf)
+        tokens, at = rows_at("x", x, self.columns, self.storage, most=math.inf)
         h: SameKind
-        h, to = new_rows(x, tokens, self._columns)
-        _normer(self._storage)(self._plan.numbers, self._eps, tokens, at, to)
+        h, to = new_rows(x, tokens, self.columns)
+        _normer(self.storage)(self._plan.numbers, tokens, at, to)
         return h
 
     def split(self, joined: SameKind, positions: Operand) -> tuple[SameKind, SameKind, SameKind]:
@@ -267,16 +278,16 @@ class FewQkv:
         ValueError
             As a call.
         """
-        tokens, at = rows_at("joined", joined, sum(self._widths) + self._widths[1], self._storage, most=math.inf)
+        tokens, at = rows_at("joined", joined, sum(self.widths) + self.widths[1], self.storage, most=math.inf)
         places = whole_numbers_at("positions", positions, tokens)
         parts, addresses = self._new(joined, tokens)
-        known = _splitter(self._storage)(self._plan.numbers, self._table, self._eps, tokens, at, places, *addresses)
+        known = _splitter(self.storage)(self._plan.numbers, tokens, at, places, *addresses)
         self._check_places(known, positions)
         return parts
 
     def _new(self, like: SameKind, tokens: int) -> tuple[tuple[SameKind, SameKind, SameKind], tuple[int, int, int]]:
         """Memory for q, k and v, and the addresses."""
-        queries, kv = self._widths
+        queries, kv = self.widths
         q, to_q = new_rows(like, tokens, queries)
         k, to_k = new_rows(like, tokens, kv)
         v, to_v = new_rows(like, tokens, kv)

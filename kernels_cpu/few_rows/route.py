@@ -16,8 +16,10 @@ from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.route import choose
+from ..threads.crew import BOARD, Crew
+from .calls import Plan, address_of, laid, real, words
 from .linear import DTYPES, add_bias
-from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
+from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import gathered, lay, most_rows, multiply_rows
 
 
@@ -27,9 +29,17 @@ def _server(lanes: int, storage: Storage) -> Any:
     number = DTYPES[storage]
 
     @compiled()
-    def serve(
-        board: Any, plan: Any, memory: Any, eps: Any, scale: Any, tokens: int, x: int, out: int, out_gates: int
-    ) -> None:  # fmt: skip
+    def serve(at: int) -> int:
+        call = words(at, 7)
+        board = words(call[0], BOARD)
+        plan = words(call[1], 10)
+        memory = words(call[2], 5)
+        tokens = call[3]
+        x = call[4]
+        out = call[5]
+        out_gates = call[6]
+        eps = real(plan, 8)
+        scale = real(plan, 9)
         experts = plan[0]
         width = plan[1]
         chosen = plan[3]
@@ -54,6 +64,7 @@ def _server(lanes: int, storage: Storage) -> Any:
             for j in range(chosen):
                 gates[t, j] = ids[t, j]
                 gates[t, chosen + j] = shares[t, j]
+        return 0
 
     return serve
 
@@ -121,13 +132,13 @@ class FewRoute:
             raise ValueError(f"k must be in [1, {held.rows}], the rows of gate, not {k}: choose fewer experts.")
         vector = vector_of("norm", norm, dtype, held.columns)
         shift = vector_of("bias", bias, dtype, held.rows)
-        self._plan = Plan(held.rows, held.columns, held.array, k, int(renormalise), vector, shift, len(shift))
-        self._columns = held.columns
-        self._k = k
-        self._storage = held.storage
-        self._lanes = held.lanes
-        self._eps = np.float32(eps)
-        self._scale = np.float32(scale)
+        factors = np.float32(eps), np.float32(scale)
+        self._plan = Plan(held.rows, held.columns, held.array, k, int(renormalise), vector, shift, len(shift), *factors)
+        self.columns = held.columns
+        self.k = k
+        self.count = held.rows
+        self.storage = held.storage
+        self.lanes = held.lanes
         self.most = most_rows(held.lanes)
         self._uses = uses(
             ("x", np.float32, held.columns),
@@ -137,7 +148,7 @@ class FewRoute:
             ("shares", np.float32, k),
             rows=self.most,
         )
-        self._serve = _server(held.lanes, held.storage)
+        self.serve = _server(held.lanes, held.storage)
 
     def __call__(self, x: SameKind, *, threads: int = 1) -> tuple[SameKind, SameKind]:
         """Route rows x (T, M), T in 1 .. `most`: -> h (T, M) of x's type and gates (T, 2 k) fp32, ids and then weights.
@@ -147,10 +158,14 @@ class FewRoute:
         ValueError
             If x is not of the weights' type and sizes.
         """
-        tokens, at = rows_at("x", x, self._columns, self._storage, most=self.most)
-        crew = gathered(self._lanes, threads)
-        h, to = new_rows(x, tokens, self._columns)
-        gates, to_gates = new_rows(x, tokens, 2 * self._k, fp32=True)
-        memory = memory_of(crew, self._uses)
-        self._serve(crew.board, self._plan.numbers, memory, self._eps, self._scale, tokens, at, to, to_gates)
+        tokens, at = rows_at("x", x, self.columns, self.storage, most=self.most)
+        crew = gathered(self.lanes, threads)
+        h, to = new_rows(x, tokens, self.columns)
+        gates, to_gates = new_rows(x, tokens, 2 * self.k, fp32=True)
+        call = laid(*self.call(crew, tokens, at, to, to_gates))
+        self.serve(address_of(call))
         return h, gates
+
+    def call(self, crew: Crew, tokens: int, x: int, h: int, gates: int) -> tuple[int, ...]:
+        """Numbers of a call of `serve` with rows at these addresses."""
+        return crew.address, self._plan.address, memory_of(crew, self._uses).address, tokens, x, h, gates

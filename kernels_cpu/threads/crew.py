@@ -30,7 +30,8 @@ _WAITING = 3 * LINE
 _ALLOWED = _WAITING + 8
 FIRST = 4 * _WORDS
 """First word of a board that describes the call; the words before are counters, each on its own cache line."""
-_SIZE = FIRST + 3 * _WORDS
+BOARD = FIRST + 3 * _WORDS
+"""Words of a board."""
 _LOOKS = 30_000
 """Number of times that a helper looks for the next call, 1 to 2 ms; up to 0.4 ms are between two calls of a layer when
 the code of Python and torch is in no cache."""
@@ -106,16 +107,18 @@ class Crew:
     ----------
     board : ndarray (words,) int64
         Counters, and from word `FIRST` on the description of a call, whose meaning is the callers'.
+    address : int
+        Of the board.
     kept : dict
         Memory that calls of this thread use again.
     """
 
     def __init__(self) -> None:
-        room = np.zeros(_SIZE + _WORDS, np.int64)
+        room = np.zeros(BOARD + _WORDS, np.int64)
         begin = -room.ctypes.data % LINE // 8
-        self.board: NDArray[np.int64] = room[begin : begin + _SIZE]
+        self.board: NDArray[np.int64] = room[begin : begin + BOARD]
         self.kept: dict[Any, Any] = {}
-        self._address: int = self.board.ctypes.data
+        self.address: int = self.board.ctypes.data
 
     def gather(self, work: Callable[[], StandBy], threads: int) -> None:
         """Start as many helpers as are missing for `threads` threads; no more may join.
@@ -125,7 +128,7 @@ class Crew:
         self.board[_ALLOWED // 8] = threads - 1
         for _ in range(threads - 1 - int(self.board[_WAITING // 8])):
             stand_by = work()
-            _add_waiting(self._address)
+            _add_waiting(self.address)
             start(functools.partial(stand_by, self.board))
 
 

@@ -362,8 +362,7 @@ class Engine:
         self.forward.embed(part, ids)
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        for stage in task.node.stages:
-            self.forward.compute(stage, task.layer, task.part or 0, layout)
+        self.forward.compute_segment(task.node.stages, task.layer, task.part or 0, layout)
 
     def _compute_late(self, task: Task, layout: RowLayout) -> None:
         for stage in task.node.stages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,12 +13,14 @@ import torch
 from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model import ops
-from workbench.engine.model.ops import Ops, RowLayout, options_of
+from workbench.engine.model.ops import Attention, Ops, RowLayout, options_of
 from workbench.kernels import (
     FewExperts,
+    FewLayer,
     FewLinear,
     FewQkv,
     FewRoute,
+    PagedDecode,
     features,
     fits_few_rows,
     fused_moe,
@@ -44,10 +46,13 @@ class Held(NamedTuple):
     most : int
         Most rows that it takes.
     compute : Compute
+    stage : object
+        The kernel that holds the weights.
     """
 
     most: int
     compute: Compute
+    stage: FewQkv | FewLinear | FewRoute | FewExperts
 
     def takes(self, rows: int) -> bool:
         """True if it computes so many rows."""
@@ -83,7 +88,7 @@ class FewRows:
         self._made: dict[int, tuple[Tensors, Held | None]] = {}
         self.logits = self._logits(tables)
 
-    def of(self, method: MethodType, weights: Tensors, rows: int) -> Compute | None:
+    def of(self, method: MethodType, weights: Tensors, rows: int) -> Held | None:
         """The operation of a method of `Ops` on held weights, which stay where they are; None for too many rows."""
         make = _MAKE.get(method.__func__)
         if make is None:
@@ -92,7 +97,7 @@ class FewRows:
         if made is None:  # the weights are kept, so that no others get their id
             made = self._made[id(weights)] = weights, make(self, weights)
         held = made[1]
-        return held.compute if held and held.takes(rows) else None
+        return held if held and held.takes(rows) else None
 
     def qkv(self, weights: Tensors) -> Held | None:
         """See `Ops.qkv`."""
@@ -119,7 +124,7 @@ class FewRows:
             joined = linear(stage.normed(x), weights["proj"], weights.get("bias"))
             return stage.split(joined, layout.positions)
 
-        return Held(_rows_of_step(2 * weights["proj"].numel(), _ALONE), compute)
+        return Held(_rows_of_step(2 * weights["proj"].numel(), _ALONE), compute, stage)
 
     def out_proj(self, weights: Tensors) -> Held | None:
         """See `Ops.out_proj`."""
@@ -127,7 +132,11 @@ class FewRows:
             return None
         stage = FewLinear(weights["proj"], weights.get("bias"))
         most = _rows_of_step(2 * weights["proj"].numel(), stage.most)
-        return Held(most, lambda layout, read: stage(read["attn"], read["x"], threads=torch.get_num_threads()))
+
+        def compute(layout: RowLayout, read: Tensors) -> Written:
+            return stage(read["attn"], read["x"], threads=torch.get_num_threads())
+
+        return Held(most, compute, stage)
 
     def route(self, weights: Tensors) -> Held | None:
         """See `Ops.route`."""
@@ -146,7 +155,11 @@ class FewRows:
             scale=model.routed_scaling_factor,
             eps=model.rms_norm_eps,
         )
-        return Held(stage.most, lambda layout, read: stage(read["x"], threads=torch.get_num_threads()))
+
+        def compute(layout: RowLayout, read: Tensors) -> Written:
+            return stage(read["x"], threads=torch.get_num_threads())
+
+        return Held(stage.most, compute, stage)
 
     def experts(self, weights: Tensors) -> Held | None:
         """See `Ops.experts`."""
@@ -160,12 +173,24 @@ class FewRows:
             return None
         stage = FewLinear(head, tables.get("head bias"), norm=tables["norm norm"], eps=model.rms_norm_eps)
         most = _rows_of_step(2 * head.numel(), stage.most)
-        return Held(most, lambda layout, read: stage(read["x"], threads=torch.get_num_threads()).float())
+
+        def compute(layout: RowLayout, read: Tensors) -> Written:
+            return stage(read["x"], threads=torch.get_num_threads()).float()
+
+        return Held(most, compute, stage)
 
     def _fit(self, weights: Tensors, matrix: str, *others: str) -> bool:
         """True if there are no other weights than these, the matrix is one for few rows, and norms are RMSNorms."""
         whole = weights.keys() <= {matrix, *others} and matrix in weights
         return whole and self._model.family.norm is Norm.RMS and fits_few_rows(weights[matrix])
+
+
+def layer_of(kernels: Sequence[Any], cache: PagedDecode, attention: Attention) -> FewLayer | None:
+    """All stages of a layer in one call, of those that hold weights; None where their rows have unlike types."""
+    projection, out, router, routed = kernels
+    if router.storage is not projection.storage:
+        return None
+    return FewLayer(projection, cache, out, router, routed, **attention._asdict())
 
 
 def _rows_of_step(flops: float, most: float) -> int:
@@ -194,7 +219,7 @@ def _experts(model: ModelConfig, weights: Tensors) -> Held | None:
         found: torch.Tensor = fused_moe(h, packed, gates[:, :half].astype(np.int64), scales, threads=threads, **options)
         return found
 
-    return Held(_rows_of_step(2 * model.num_experts_per_tok * model.expert_params, math.inf), compute)
+    return Held(_rows_of_step(2 * model.num_experts_per_tok * model.expert_params, math.inf), compute, few)
 
 
 def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:

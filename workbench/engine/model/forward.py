@@ -26,6 +26,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.routed import Group, RoutedExperts
 from workbench.engine.model.weights import Weights, WeightStore
+from workbench.engine.model.whole_layers import WholeLayers
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -92,6 +93,7 @@ class Forward:
         self._cache = cache(
             self._model, scenario.kv_blocks, size, kept, self._control, driver=self._driver, on_gpu=there
         )
+        self._whole = WholeLayers(self._layers, self._weights, self._few, self._cache, self._stack, self._driver)
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
 
@@ -212,6 +214,21 @@ class Forward:
         """
         return self._weights.buffer.transfer(weights_of, page, present) if self._weights.buffer else None
 
+    def compute_segment(self, stages: Sequence[Stage], layer: int, part: int, layout: RowLayout) -> None:
+        """Compute stages one after the other, or all of a layer's in one call where few decodes can; see `compute`."""
+        whole = self._whole.of(stages, layer, layout)
+        if whole is None:
+            for stage in stages:
+                self.compute(stage, layer, part, layout)
+            return
+        self._control.check()
+        for stage in stages:
+            self._ran.add((layer, stage.op.name, _lane(stage)))
+        key = (whole.device, part, "x")
+        x, gates = whole.call(self._buffers[key], layout.few, threads=torch.get_num_threads())
+        self._put(key, x)
+        self.routed.count_few(layer, gates)
+
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute one stage of a part, on the device whose lane calls; raises StoppedError after a stop request."""
         self._control.check()
@@ -264,7 +281,7 @@ class Forward:
         weights = self._weights_of(stage, layer)
         by_numba = stage.device is Place.CPU or self._driver.on_host
         few = self._few.of(compute, weights, layout.rows) if by_numba else None
-        answer = few(layout, read) if few else compute(layout, read, weights)
+        answer = few.compute(layout, read) if few else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _weights_of(self, stage: Stage, layer: int) -> Tensors:

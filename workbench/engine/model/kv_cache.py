@@ -76,6 +76,10 @@ class KVCache:
         """Shape of one layer's blocks."""
         return blocks, self._model.num_key_value_heads, 2, self.block_size, self._model.head_dim
 
+    def held(self, layer: int) -> PagedDecode | None:
+        """The kernel that holds a layer's blocks, where Numba has one for them."""
+        return self._blocks[layer].held
+
     def blocks_of(self, pool: torch.Tensor) -> Blocks:
         """A layer's blocks for `append_to` and `attend_to`."""
         on_host = pool.device.type == "cpu"

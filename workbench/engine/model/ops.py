@@ -18,6 +18,7 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.kernels import (
+    Decodes,
     Linear,
     Llama3,
     LongRope,
@@ -184,6 +185,11 @@ class RowLayout:
         """The first key of each prefill where those of its tokens before its chunk come first; one more at the end."""
         keys = [length + before for length, before in zip(self.prefill_len, self.before.tolist(), strict=True)]
         return [0, *accumulate(keys)]
+
+    @cached_property
+    def few(self) -> Decodes:
+        """The places of its rows, all of which are decodes, for kernels that compute whole layers."""
+        return Decodes(self.positions, self.slots, self.table, self.lengths)
 
     @cached_property
     def _there(self) -> dict[torch.device, OnDevice]:

@@ -74,6 +74,7 @@ class RoutedExperts:
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
         self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2 experts,) on the card
         self._noted = list[tuple[_Choice, npt.NDArray[np.int32]]]()  # on the host: ids, plus E for those of decodes
+        self._of_few = list[tuple[int, torch.Tensor]]()  # layers and gates of few decodes
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._pages: dict[tuple[int, ...], torch.Tensor] = {}  # on the card, by the experts that are held
         self._lock = threading.Lock()
@@ -181,7 +182,7 @@ class RoutedExperts:
     ) -> torch.Tensor:
         few = self._few.of(method, weights, len(h)) if held and h.device.type == "cpu" else None
         read = {"h": h, "gates": gates}
-        return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
+        return cast("torch.Tensor", few.compute(layout, read) if few else method(layout, read, weights))
 
     def count(self, stage: Stage, layer: int, groups: Sequence[Group], when: str) -> None:
         """Count the experts that a stage computes, apart for prefills and for decodes.
@@ -206,19 +207,38 @@ class RoutedExperts:
         with self._lock:
             self._chosen.append((choice, counts))
 
+    def count_few(self, layer: int, gates: torch.Tensor) -> None:
+        """Count the experts in the gates (T, 2 k) of few decodes, all of which are computed at once, later."""
+        with self._lock:
+            self._of_few.append((layer, gates))
+
     def settle(self) -> None:
         """Count what was noted, and bring what was counted on the card, in one copy."""
         with self._lock:
             chosen = self._chosen
             noted = self._noted
+            few = self._of_few
             self._chosen = []
             self._noted = []
+            self._of_few = []
+        if few:
+            self._add_few(few)
         for choice, numbers in noted:
             self._add(choice, np.bincount(numbers, minlength=2 * self._model.num_local_experts))
         if chosen:
             every = torch.stack([counts for _, counts in chosen]).cpu().numpy().astype(np.int64)
             for (choice, _), counts in zip(chosen, every, strict=True):
                 self._add(choice, counts)
+
+    def _add_few(self, few: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Add the experts in the gates of few decodes, of stages that compute every expert at once."""
+        width = few[0][1].shape[1] // 2
+        ids = np.concatenate([gates.numpy()[:, :width] + layer * self.counts.shape[1] for layer, gates in few])
+        counts = np.bincount(ids.ravel().astype(np.int64), minlength=self.counts.size).reshape(self.counts.shape)
+        with self._lock:
+            self._touched += int(np.count_nonzero(counts))
+            self.counts += counts
+            self.of_decodes["at once"] += ids.size
 
     def _add(self, choice: _Choice, counts: npt.NDArray[np.int64]) -> None:
         """Add the counts (2 experts,) of prefills and then of decodes, of those experts that the stage has."""
