@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from kernels_cpu import (
     CodePath,
+    Decodes,
     FewExperts,
+    FewLayer,
     FewLinear,
     FewQkv,
     FewRoute,
@@ -183,7 +185,9 @@ def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, kind, dtype, thread
     if T & 1:
         biases = {"gate_up_bias": numbers(dtype, E, 2 * F), "down_bias": numbers(dtype, E, M)}
         options = {"activation": "swiglu-clamped", **biases}
-    found = FewExperts(experts, path=path, **options)(h, torch.cat((ids.float(), shares), dim=1), threads=threads)
+    stage, gates, residual = FewExperts(experts, path=path, **options), torch.cat((ids.float(), shares), dim=1), h * 2
+    found = stage(h, gates, threads=threads)
+    assert stage(h, gates, residual, threads=threads).equal(residual + found)
     want = fused_moe(h.float(), experts, ids, shares, exact=True, path=path, **options).to(dtype)
     assert found.equal(want)
 
@@ -249,6 +253,59 @@ def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype,
             assert cache(q, table, lengths, threads=threads, **options).equal(want.flatten(1).to(dtype))
 
 
+@examples(40)
+@given(
+    TOKENS,
+    st.sampled_from(DTYPES),
+    st.sampled_from([Format.BF16, Format.INT4, Format.FP32]),
+    st.booleans(),
+    OPTIONS,
+    st.integers(1, 3),
+)
+def test_a_layer_in_one_call_is_its_stages_one_by_one_bit_by_bit(T, dtype, form, biased, options, threads):
+    """Also the second call of a thread with as many rows, and the keys and values that are appended."""
+    torch.manual_seed(T)
+    M, H, K, D, E, k, F, b = 64, 4, 2, 16, 8, 3, 32, 8
+    bias = numbers(dtype, (H + 2 * K) * D) if biased else None
+    norms = {"q_norm": numbers(dtype, D), "k_norm": numbers(dtype, D)} if biased else {}
+    proj = numbers(dtype, (H + 2 * K) * D, M, scale=M**-0.5)
+    qkv = FewQkv(numbers(dtype, M), proj, rope_table(D, 50), H, K, bias=bias, **norms)
+    out = FewLinear(numbers(dtype, M, H * D, scale=0.1))
+    router = FewRoute(numbers(dtype, M), numbers(dtype, E, M, scale=0.3), k, renormalise=biased)
+    pair = numbers(FP32, E, 2 * F, M, scale=M**-0.5), numbers(FP32, E, M, F, scale=F**-0.5)
+    experts = FewExperts(pack_experts(*pair, format=form, group=8))
+    lengths = torch.randint(1, 40, (T,))
+    kv = numbers(dtype, 5 * T, K, 2, b, D)
+    table = torch.randperm(5 * T).view(T, 5).int()
+    last = lengths - 1
+    slots = table[torch.arange(T), last // b].long() * b + last % b
+    other = kv.clone()
+    if options["sinks"] is not None:
+        options |= {"sinks": torch.full((H,), options["sinks"])}
+    layer = FewLayer(qkv, PagedDecode(kv, H), out, router, experts, **options)
+    cache = PagedDecode(other, H)
+    for _ in range(2):
+        x = numbers(dtype, T, M)
+        q, keys, values = qkv(x, last)
+        cache.append(slots, keys, values)
+        attended = out(cache(q, table, lengths, **options), x)
+        h, gates = router(attended)
+        want = attended + experts(h, gates)
+        found = layer(x, Decodes(last, slots, table, lengths), threads=threads)
+        assert found[0].equal(want)
+        assert found[1].equal(gates)
+        assert kv.equal(other)
+
+
+def test_a_layer_is_read_by_several_threads_where_its_sequences_are_long():
+    stages = WIDE_QKV, PagedDecode(WIDE_KV, 2), OUT, ROUTE, FewExperts(FOUR)
+    whole, windowed = FewLayer(*stages), FewLayer(*stages, window=8)
+    long = Decodes(ZERO, ZERO, np.zeros((1, 1), np.int32), ZERO + (1 << 30))
+    assert whole.reads_alone(FIRST)
+    assert not whole.reads_alone(long)
+    assert windowed.reads_alone(long)
+
+
 def test_helpers_join_call_after_call_and_rest_in_between():
     """Calls of several kinds follow one another at once and after pauses, from two threads side by side."""
     torch.manual_seed(0)
@@ -305,8 +362,21 @@ X, W = np.ones((1, 32), np.float32), np.ones((8, 32), np.float32)
 TABLE = np.ones((3, 2), np.float32)
 QKV = FewQkv(X[0], W, TABLE, 2, 1)
 EXPERTS = pack_experts(np.ones((2, 4, 32), np.float32), np.ones((2, 32, 2), np.float32))
+FOUR = pack_experts(np.ones((4, 4, 32), np.float32), np.ones((4, 32, 2), np.float32))
 KV = np.zeros((2, 1, 2, 4, 2), np.float32)
 ZERO = np.zeros(1, np.int64)
+WIDE_QKV = FewQkv(X[0], np.ones((64, 32), np.float32), TABLE, 2, 1)
+WIDE_KV = np.zeros((1, 1, 2, 4, 16), np.float32)
+OUT = FewLinear(np.ones((32, 32), np.float32))
+ROUTE = FewRoute(X[0], W[:4].copy(), 1)
+FIRST = Decodes(ZERO, ZERO, np.zeros((1, 1), np.int32), ZERO + 1)
+
+
+def layered(positions=0, slot=0, block=0, length=1, *, x=X, heads=2, router=ROUTE):
+    """A call of a layer for one token."""
+    stages = OUT, router, FewExperts(FOUR)
+    places = [ZERO + positions, ZERO + slot, np.full((1, 1), block, np.int32), ZERO + length]
+    return FewLayer(WIDE_QKV, PagedDecode(WIDE_KV, heads), *stages)(x, Decodes(*places))
 
 
 def attended(table, lengths, threads=1):
@@ -328,6 +398,17 @@ def attended(table, lengths, threads=1):
         (lambda: FewRoute(X[0], W, 1)(np.ones((129, 32), np.float32)), ValueError, r"T in 1 .. \d+, not \(129, 32\)"),
         (lambda: FewLinear(W)(X.astype(np.uint16)), ValueError, "x must be .* of uint16"),
         (lambda: FewLinear(W)(X, np.ones((2, 8), np.float32)), ValueError, "residual must have the 1 rows of x"),
+        (lambda: layered(positions=3), ValueError, r"positions must be in \[0, 3\), not \[3\]"),
+        (lambda: layered(slot=4), ValueError, r"slots must be in \[0, 4\), not 4"),
+        (lambda: layered(block=1), ValueError, r"table\[0, 0\] must be a block of kv"),
+        (lambda: layered(length=5), ValueError, r"lengths\[0\] must be <= 4"),
+        (lambda: layered(x=X[:, :16].copy()), ValueError, r"x must be \(T, 32\) of FP32"),
+        (lambda: layered(x=np.ones((2, 32), np.float32)), ValueError, "x must have one row per decode, 1, not 2"),
+        (lambda: layered(heads=4), ValueError, "the stages must be of one model"),
+        (lambda: layered(router=FewRoute(X[0], W, 1)), ValueError, "4 experts at most, not 8"),
+        (lambda: Decodes(ZERO, ZERO, ZERO[None], ZERO), ValueError, r"table must be \(1, W\) int32"),
+        (lambda: Decodes(ZERO, np.zeros(2, np.int64), ZERO[None], ZERO), ValueError, r"slots must be \(1,\) int64"),
+        (lambda: FewExperts(EXPERTS)(X, np.zeros((1, 2), np.float32), X[:, :2]), ValueError, r"residual must be"),
         (lambda: FewLinear(W)(X.astype(int)), ValueError, "x must be .* of FP32 .* not .* of int64"),
         (lambda: FewQkv(X[0], W, TABLE, 3, 1), ValueError, r"proj must have \(H \+ 2 K\) D = \(3 \+ 2 1\) D rows"),
         (lambda: FewQkv(X[0], W, TABLE, 2, 1, q_norm=X[0]), ValueError, "q_norm must have 2 or 4 numbers, not 32"),

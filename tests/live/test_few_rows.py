@@ -15,7 +15,7 @@ from workbench.engine.model import few_rows, forward, kv_cache
 from workbench.models import ModelConfig
 from workbench.schedules import LayerStreaming, Sequential
 
-STAGES = ("FewQkv", "FewLinear", "FewRoute", "FewExperts", "PagedDecode")
+STAGES = ("FewLayer", "FewQkv", "FewLinear", "FewRoute", "FewExperts", "PagedDecode")
 ASKED = requests((9, 5), (12, 12), vocab=512, seed=3)
 WAYS = {"resident": (RUNNABLE["all_gpu"], Sequential()), "streamed": (STREAMED, LayerStreaming())}
 
@@ -95,8 +95,11 @@ def test_tokens_are_those_of_the_single_operations(
     calls = counted(monkeypatch)
     found = wb.run(asked, schedule).tokens
     decodes = 11 * model.num_hidden_layers
-    least = {"FewQkv": decodes, "FewLinear": decodes + 11, "FewRoute": decodes, "FewExperts": decodes}
-    assert all(calls[name] >= count for name, count in (least | {"PagedDecode": decodes}).items())
+    whole = {"FewLayer": decodes, "FewLinear": 11}
+    single = dict.fromkeys(("FewQkv", "FewRoute", "FewExperts", "PagedDecode"), decodes) | {"FewLinear": decodes + 11}
+    in_one_call = way == "resident" and not model.shared_expert_intermediate_size
+    assert all(calls[name] >= count for name, count in (whole if in_one_call else single).items())
+    assert bool(calls["FewLayer"]) is in_one_call
     calls.clear()
     without(monkeypatch)
     assert wb.run(asked, schedule).tokens == found
@@ -120,15 +123,28 @@ def test_logits_in_bf16_are_as_near_as_rounding_lets_them(
         assert float((one - two).norm() / two.norm()) < 2e-2
 
 
-@pytest.mark.parametrize("method", ["__call__", "split"])
+def at_the_first_place(decodes: kernels.Decodes) -> kernels.Decodes:
+    positions, *rest = decodes.operands
+    return kernels.Decodes(torch.zeros_like(positions), *rest)
+
+
+FIRST = {
+    (kernels.FewQkv, "split"): torch.zeros_like,
+    (kernels.FewQkv, "__call__"): torch.zeros_like,
+    (kernels.FewLayer, "__call__"): at_the_first_place,
+}
+
+
+@pytest.mark.parametrize("kernel", FIRST, ids=["many rows", "a stage", "a layer"])
 def test_rope_left_out_of_held_kernels_changes_tokens(
-    method: str, kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
+    kernel: Any, kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels are what the answer comes from: `split` for prompts, a call for decodes."""
+    """The kernels are what the answer comes from: `split` for prompts, a call of a stage or of a layer for decodes."""
     model = make_model(kind, 7)
-    right = wb.run(scenario(model, ASKED), Sequential()).tokens
-    call = getattr(kernels.FewQkv, method)
-    monkeypatch.setattr(
-        kernels.FewQkv, method, lambda self, x, places, **how: call(self, x, torch.zeros_like(places), **how)
-    )
-    assert wb.run(scenario(model, ASKED), Sequential()).tokens != right
+    pipeline, schedule = WAYS["streamed" if kernel == (kernels.FewQkv, "__call__") else "resident"]
+    asked = scenario(model, ASKED, pipeline)
+    right = wb.run(asked, schedule).tokens
+    call = getattr(*kernel)
+    monkeypatch.setattr(*kernel, lambda self, x, places, **how: call(self, x, FIRST[kernel](places), **how))
+    in_one_call = kernel[0] is kernels.FewQkv or not model.shared_expert_intermediate_size
+    assert (wb.run(asked, schedule).tokens != right) is in_one_call

@@ -82,11 +82,13 @@ class WholeLayers:
 
     def _find(self, stages: Sequence[Stage], layer: int) -> Whole | None:
         """The call for these stages, where nothing but the rows and their KV entries changes from pass to pass."""
+        if not self._are_usual(stages, layer):
+            return None
         device = stages[0].device
         by_numba = device is Place.CPU or self._driver.on_host
         stay = self._weights.buffer is None and self._stack.kv_device(layer) is device
         cache = self._cache.held(layer)
-        if not (by_numba and stay and self._are_usual(stages, layer)) or cache is None:
+        if not (by_numba and stay) or cache is None:
             return None
         ops = self._layers[device][layer]
         kernels = list[object]()
