@@ -323,10 +323,15 @@ class PagedDecode:
         options = options_of(self.heads, self.sizes[3], None, None, None, None, 2, self._path)
         self._together(q, *one, out, options)
 
+    @property
+    def read_alone(self) -> int:
+        """Most entries that the calling thread has read before another would wake."""
+        return int(_ALONE // (2 * self.sizes[1] * self._cache.row_bytes))
+
     def reads_alone(self, lengths: NDArray[np.int64], window: int | None) -> bool:
-        """True if the calling thread has read sequences of these lengths before another would wake."""
+        """True if the calling thread reads sequences of these lengths alone."""
         read = lengths if window is None else np.minimum(lengths, window)
-        return bool(int(read.sum()) * 2 * self.sizes[1] * self._cache.row_bytes <= _ALONE)
+        return bool(read.sum() <= self.read_alone)
 
     def attender(self, of_rows: Storage | None) -> Any:
         """The compiled work of attention by one thread; its answer is 1 for a length or block that cannot be."""

@@ -177,8 +177,18 @@ class FewLayer:
         )
         self._made: dict[tuple[Crew, int], _Calls] = {}
 
+    @staticmethod
+    def warm_up() -> None:
+        """Compile what the stages' own calls do not."""
+        make_calls(laid(), laid())
+
+    @property
+    def read_alone(self) -> int:
+        """Most KV entries for which attention by the calling thread alone is the fastest."""
+        return self._stages[1].read_alone
+
     def reads_alone(self, decodes: Decodes) -> bool:
-        """True if attention by the calling thread alone is the fastest for these sequences."""
+        """True if these sequences are read so."""
         return self._stages[1].reads_alone(decodes.spans, self._window)
 
     def __call__(self, x: SameKind, decodes: Decodes, *, threads: int = 1) -> tuple[SameKind, SameKind]:

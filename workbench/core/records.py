@@ -16,6 +16,8 @@ from workbench.core.units import is_number, is_whole
 
 _LONGEST = 200
 _KEY = "saved as"
+LEFT_OUT = "left out"
+"""Key of a field's metadata: True if `saved_repr` leaves it out at its default."""
 
 
 def saved_as(key: str, default: float) -> Any:
@@ -24,9 +26,16 @@ def saved_as(key: str, default: float) -> Any:
 
 
 def saved_repr(record: Any) -> str:
-    """Text of a dataclass with its saved keys. A scenario's digest, which is saved too, is made of such texts."""
-    values = ", ".join(f"{_saved_key(known)}={getattr(record, known.name)!r}" for known in fields(record))
-    return f"{type(record).__qualname__}({values})"
+    """Text of a dataclass with its saved keys, without fields that are marked as left out and have their defaults.
+
+    A scenario's digest, which is saved too, is made of such texts; that of a record without a newer field stays.
+    """
+    values = list[str]()
+    for known in fields(record):
+        value = getattr(record, known.name)
+        if not (known.metadata.get(LEFT_OUT) and value == known.default):
+            values.append(f"{_saved_key(known)}={value!r}")
+    return f"{type(record).__qualname__}({', '.join(values)})"
 
 
 def _saved_key(known: Field[Any]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import ScenarioError
-from workbench.core.records import saved_as, saved_repr
+from workbench.core.records import LEFT_OUT, saved_as, saved_repr
 from workbench.core.units import is_number
 
 if TYPE_CHECKING:
@@ -139,6 +139,30 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class WholeLayers:
+    """Layers all stages of which few decodes pass in one call.
+
+    Attributes
+    ----------
+    saved : float
+        Seconds that a layer takes less than its stages one by one.
+    rows, entries : float
+        Most decodes, and most KV entries that they read together.
+    """
+
+    saved: float
+    rows: float
+    entries: float
+
+    def __post_init__(self) -> None:
+        _check_least("layers in one call", 0.0, self.saved, self.rows, self.entries)
+
+    def saves(self, prefill: float, decodes: float, entries: float) -> float:
+        """Seconds that a layer takes less for a batch with these rows and KV entries."""
+        return self.saved if not prefill and decodes <= self.rows and entries <= self.entries else 0.0
+
+
+@dataclass(frozen=True)
 class Profile:
     """Times of one model's operations in one precision, and the times between them.
 
@@ -162,6 +186,8 @@ class Profile:
         90 % interval of the measured times of passes through the layers, over the times that follow from `ops`.
     others : float
         Share of the cores that other programs took during the measurement; above a small share, it was made under load.
+    whole : WholeLayers or None
+        Layers in one call; None if none are, or that was not measured.
     corrected : str
         The run by which `corrected_by` corrected it, or "". A corrected profile is no calibration: it has seen
         throughput.
@@ -181,6 +207,7 @@ class Profile:
     others: float = 0.0
     corrected: str = ""
     resident: Losses | None = None
+    whole: WholeLayers | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         times = (self.iteration, self.request, self.dispatch, self.move, self.fetch, self.task, self.rest)

@@ -15,9 +15,25 @@ from workbench.models.layers import LayerKind
 from workbench.pipeline.algebra import Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, TO_CPU, TO_GPU, WEIGHTS, LayerGraph, Node, NodeKind, layer_graph
 from workbench.pipeline.stack import LayerRange, Stack
-from workbench.stages import ExpertSet, Op, Place, RowClass, Stage, experts, kv
+from workbench.stages import (
+    ExpertSet,
+    Op,
+    Place,
+    RowClass,
+    Stage,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
 
 _Nodes = tuple[Node | None, ...]
+_WHOLE = (qkv, decode_attention, out_proj, route, experts, combine)
+"""The operations of a whole layer for decodes, which one call can compute for few; see `StackGraph.is_whole`."""
 _SUBSCRIPT = str.maketrans("0123456789", SUBSCRIPTS)
 
 
@@ -196,6 +212,17 @@ class StackGraph:
     def kv_device(self, layer: int) -> Place:
         """Device that holds a layer's share of the KV cache."""
         return Place.GPU if layer in self.kv_resident else self.pipeline(layer).kv_device
+
+    def is_whole(self, stages: Sequence[Stage], layer: int) -> bool:
+        """True if these are all stages of a layer, in one place with their weights and the KV cache.
+
+        They are the built-in ones of a layer without shared experts, and decodes have all of their experts at once.
+        """
+        if tuple(stages) != self.pipeline(layer).stages or self.kv_device(layer) is not stages[0].device:
+            return False
+        ops = tuple(stage.op for stage in stages if stage.op is not prefill_attention)
+        late = any(stage.defer or stage.skip for stage in stages)
+        return ops == _WHOLE and not late and not any(self.streams(stage, layer) for stage in stages)
 
     def stages(self, layer: int) -> list[Stage]:
         """The stages that one layer has, in order."""

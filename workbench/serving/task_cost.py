@@ -255,6 +255,8 @@ class TaskCost:
         stage = self._late if node.kind is NodeKind.DEFERRED else self._stage
         stages = [stage(each, threads, layer) for each in node.stages]
         on_host = node.lane == "cpu"
+        if self._in_one_call(node, layer):
+            return self._whole_layer(node.stages, threads, layer)
 
         def price(rows: Rows) -> Price:
             total = 0.0
@@ -264,6 +266,26 @@ class TaskCost:
                 total += length
                 size += moved
             return total, size if on_host else 0.0
+
+        return price
+
+    def _in_one_call(self, node: Node, layer: int) -> bool:
+        """True if few decodes pass a layer in one call, of which this node has all stages."""
+        measured = self.profile is not None and self.profile.whole is not None
+        return measured and node.kind is NodeKind.SEGMENT and self._stack.is_whole(node.stages, layer)
+
+    def _whole_layer(self, stages: Sequence[Stage], threads: int, layer: int) -> Pricer:
+        """The pricer of a layer that few decodes pass in one call; no time is below the least one of its stages."""
+        one_by_one = [self._stage(each, threads, layer) for each in stages]
+        least = [self.least(each, threads, layer) for each in stages]
+        whole = None if self.profile is None else self.profile.whole
+
+        def price(rows: Rows) -> Price:
+            total = sum(stage(rows)[0] for stage in one_by_one)
+            saved = 0.0 if whole is None else whole.saves(rows.prefill, rows.decode, rows.context)
+            if not saved:
+                return total, 0.0
+            return max(total - saved, sum(stage(rows)[0] for stage in least)), 0.0
 
         return price
 
@@ -328,7 +350,8 @@ class TaskCost:
         if node.kind is NodeKind.EXPERTS_IN:
             pieces = tuple(piece for stage in node.stages for piece in self._stack.pieces(stage, layer))
         stages = tuple(self._stage_key(stage, layer) for stage in node.stages)
-        return node.kind, node.lane, node.carries, node.idle, stages, pieces, self._stack.kind(layer)
+        whole = self._in_one_call(node, layer)
+        return node.kind, node.lane, node.carries, node.idle, stages, pieces, whole, self._stack.kind(layer)
 
     def call_key(self, what: Stage | Node, layer: int) -> Hashable:
         """A mark that is equal for stages, and for nodes, of any wiring that cost the same with equal rows."""

@@ -23,7 +23,14 @@ from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
 from workbench.core.units import format_bytes
 from workbench.engine.calibration.beside import BESIDE, Beside, beside
-from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
+from workbench.engine.calibration.op_times import (
+    contention,
+    op_times,
+    per_unit,
+    rest,
+    spread,
+    typical,
+)
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.opening import open_driver
@@ -37,7 +44,7 @@ from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import card_takes, check_runnable
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.machine import Link
-from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
+from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile, WholeLayers
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -127,6 +134,10 @@ Nothing is streamed in "resident" plans, whose lanes work in turn, and in "halve
 once: the cpu lane at attention or at experts.
 """
 _AT_ONCE = ("halves", "crossed")
+_WHOLE = gpu(qkv, attention, out_proj, moe)
+_FEW_DECODES = (Shape(0, 0, 1, 67), Shape(0, 0, MOST, 67))
+"""What passes layers in one call, so many times."""
+_TURNS = 12
 
 
 def calibrate(
@@ -208,7 +219,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 21|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 22|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -394,6 +405,7 @@ class _Bench:
             contention=losses.contention,
             resident=self._resident_losses(resident, of_kind, ops),
             spread=spread(alone, ops),
+            whole=self._whole_layers(),
             others=self._others(passes),
         )
         today = datetime.now(UTC).isoformat(timespec="seconds")
@@ -474,6 +486,37 @@ class _Bench:
         slower = {kind: contention(of_kind[kind], ops, self._cores, 0.0) for kind in _AT_ONCE}
         losses = self._losses(in_turn, in_turn, slower["halves"])
         return replace(losses, experts=slower["crossed"] if of_kind["crossed"] else None)
+
+    def _whole_layers(self) -> WholeLayers | None:
+        """What layers in one call save few decodes; None where no layer of the model is computed so.
+
+        It is less than a tenth of a layer's time, by which this drifts, so it comes from passes with and without them
+        by turns.
+        """
+        if self._machine.has_card:
+            return None
+        engine = TimedEngine(prepare(self._scenario.on(pipeline=_WHOLE), Sequential()), self._driver())
+        try:
+            call = engine.first_layer()
+            if call is None:
+                return None
+            engine.pace = self._pace(self._cores.alone)
+            saved = [self._saved(engine, shape) for _ in range(_TURNS + 1) for shape in _FEW_DECODES]
+        finally:
+            engine.close()
+        each = median(saved[len(_FEW_DECODES) :]) / self._model.num_hidden_layers  # the first ones touch new memory
+        return WholeLayers(max(0.0, each), MOST, call.read_alone)
+
+    def _saved(self, engine: TimedEngine, shape: Shape) -> float:
+        """Seconds by which a pass with layers in one call is faster than one without."""
+        self._control.check()
+        self._watch(1.0)
+        seconds = dict[bool, float]()
+        for engine.in_one_call in (False, True):
+            engine.make(shape)
+            calls = engine.make(shape).calls
+            seconds[engine.in_one_call] = sum(call.wall for call in calls if call.op not in ("embed", "head"))
+        return seconds[False] - seconds[True]
 
     def _fetch(self, passes: Sequence[Pass]) -> float:
         """Seconds that a transfer of weights takes beyond its bytes."""

@@ -18,6 +18,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.lanes.lane import Job
 from workbench.engine.model.ops import RowLayout
 from workbench.hardware.profile import Pace
+from workbench.kernels import FewLayer
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockManager
@@ -27,6 +28,8 @@ from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import rows_of
 from workbench.stages import Rows, Stage
 
+LAYER = "layer"
+"""Name of the stages of a layer that are computed in one call."""
 _CLOCK = HostStream()
 """Has the times of what the CPU computes."""
 
@@ -178,6 +181,7 @@ class TimedEngine(Engine):
     def __init__(self, prepared: Prepared, driver: Driver | None = None) -> None:
         super().__init__(prepared, driver=driver)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
+        self.in_one_call = False  # True for layers as few decodes pass them, where one call can compute one
         self._noted = list[tuple[_Noted, Event, Event, float]]()
         self._moves = list[Move]()
         self._streams = prepared.scenario.layer.streams
@@ -214,6 +218,12 @@ class TimedEngine(Engine):
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
+    def first_layer(self) -> FewLayer | None:
+        """The call that computes the first layer for one decode, if one does."""
+        node = self._lowering.stack.at(0)[0]
+        whole = None if node is None else self.forward.whole(node.stages, 0, RowLayout.smallest())
+        return None if whole is None else whole.call
+
     def layout(self, shape: Shape) -> RowLayout:
         """The layout of a shape's rows in the last plan, which had that shape."""
         return RowLayout.of(shape.batch(self._layers), self._blocks)
@@ -233,6 +243,10 @@ class TimedEngine(Engine):
         return self.pace
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
+        if self.in_one_call and self.forward.whole(task.node.stages, task.layer, layout) is not None:
+            rows = partial(part_rows, layout)
+            self._note(_Noted(LAYER, task.node.lane, True, rows), partial(super()._compute, task, layout))
+            return
         for stage in task.node.stages:
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, layout)
             resident = stage.op.has_weights and not self._streams(stage)

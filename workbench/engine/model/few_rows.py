@@ -236,6 +236,7 @@ def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed
     qkv.split(row.new_zeros(1, 3 * dim), first)
     FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
     FewRoute(row[0], row.new_zeros(size, size), 1)(row)
+    FewLayer.warm_up()
     if (held := _experts(model, routed)) is not None:
         width = routed["down_blocks"].shape[1]
         held.compute(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})

@@ -26,7 +26,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.routed import Group, RoutedExperts
 from workbench.engine.model.weights import Weights, WeightStore
-from workbench.engine.model.whole_layers import WholeLayers
+from workbench.engine.model.whole_layers import Whole, WholeLayers
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -214,9 +214,13 @@ class Forward:
         """
         return self._weights.buffer.transfer(weights_of, page, present) if self._weights.buffer else None
 
+    def whole(self, stages: Sequence[Stage], layer: int, layout: RowLayout) -> Whole | None:
+        """The call that computes these stages of a layer at once; None where they are computed one by one."""
+        return self._whole.of(stages, layer, layout)
+
     def compute_segment(self, stages: Sequence[Stage], layer: int, part: int, layout: RowLayout) -> None:
         """Compute stages one after the other, or all of a layer's in one call where few decodes can; see `compute`."""
-        whole = self._whole.of(stages, layer, layout)
+        whole = self.whole(stages, layer, layout)
         if whole is None:
             for stage in stages:
                 self.compute(stage, layer, part, layout)

@@ -16,19 +16,14 @@ from workbench.pipeline.stack_graph import StackGraph
 from workbench.stages import (
     Place,
     Stage,
-    combine,
-    decode_attention,
     experts,
     out_proj,
-    prefill_attention,
     qkv,
     route,
 )
 
-_OPS = [qkv, decode_attention, out_proj, route, experts, combine]
-"""The operations of a layer's decodes that one call can compute."""
 _HELD = (qkv, out_proj, route, experts)
-"""Those of them that have weights."""
+"""The operations of such a layer that have weights."""
 
 
 class Whole(NamedTuple):
@@ -65,7 +60,7 @@ class WholeLayers:
         self._cache = cache
         self._stack = stack
         self._driver = driver
-        self._known: dict[int, tuple[Sequence[Stage], Whole | None]] = {}
+        self._known: dict[tuple[int, int], tuple[Sequence[Stage], Whole | None]] = {}
 
     def of(self, stages: Sequence[Stage], layer: int, layout: RowLayout) -> Whole | None:
         """The call that computes these stages of a layer; None where they are computed one by one.
@@ -74,21 +69,20 @@ class WholeLayers:
         """
         if layout.prefill or layout.skipped or not 0 < layout.rows <= MOST:
             return None
-        known = self._known.get(layer)
-        if known is None or known[0] is not stages:
-            known = self._known[layer] = stages, self._find(stages, layer)
+        known = self._known.get((layer, id(stages)))
+        if known is None:  # the stages are kept, so that no others get their id
+            known = self._known[layer, id(stages)] = stages, self._find(stages, layer)
         whole = known[1]
         return whole if whole is not None and whole.call.reads_alone(layout.few) else None
 
     def _find(self, stages: Sequence[Stage], layer: int) -> Whole | None:
         """The call for these stages, where nothing but the rows and their KV entries changes from pass to pass."""
-        if not self._are_usual(stages, layer):
+        if not self._stack.is_whole(stages, layer):
             return None
         device = stages[0].device
         by_numba = device is Place.CPU or self._driver.on_host
-        stay = self._weights.buffer is None and self._stack.kv_device(layer) is device
         cache = self._cache.held(layer)
-        if not (by_numba and stay) or cache is None:
+        if not by_numba or cache is None:
             return None
         ops = self._layers[device][layer]
         kernels = list[object]()
@@ -100,9 +94,3 @@ class WholeLayers:
                 kernels.append(held.stage)
         call = layer_of(kernels, cache, ops.attention)
         return None if call is None else Whole(call, device)
-
-    def _are_usual(self, stages: Sequence[Stage], layer: int) -> bool:
-        """True if these are the built-in stages of a whole layer, and each row has all of its experts at once."""
-        ops = [stage.op for stage in stages if stage.op is not prefill_attention]
-        late = any(stage.defer or stage.skip for stage in self._stack.pipeline(layer).stages)
-        return ops == _OPS and not late and tuple(stages) == self._stack.pipeline(layer).stages
