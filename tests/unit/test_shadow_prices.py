@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,8 +98,25 @@ def test_more_of_a_resource_never_lowers_the_bound(case, factor):
             raise
         return
     for price in prices:
-        most = factor + (1 / price.result.iterations if price.resource == "KV capacity" else 0)  # iterations are whole
-        assert 1 - 1e-5 <= price.gain <= most * (1 + 1e-5), price.resource
+        whole = max(1 / price.result.iterations, factor / _fitting(case[0])) if price.resource == "KV capacity" else 0
+        assert 1 - 1e-5 <= price.gain <= (factor + whole) * (1 + 1e-5), price.resource
+
+
+def _fitting(scenario: wb.Scenario) -> int:
+    """Prompts t that the cache holds at once: f times as many blocks hold less than f (t + 1), as iterations are whole."""
+    blocks = np.sort(-(-scenario.workload.prompt_len // scenario.memory.kv_block)).cumsum()
+    return int(blocks.searchsorted(scenario.kv_blocks, "right"))
+
+
+def test_half_as_much_cache_more_can_hold_twice_as_many_prompts():
+    """Four blocks hold one of these prompts, six hold two, which share what the CPU reads of the experts."""
+    machine = small_machine(**FAST | {"dram": 1e4})
+    pipeline = PIPELINES["ktransformers"]
+    few = tiny_scenario([2, 3, 3, 3], [3, 2, 2, 2], pipeline=pipeline, machine=machine, blocks=4, block=1)
+    assert _fitting(few) == 1
+    price = shadow_prices(few, Sequential(), factor=1.5)["KV capacity"]
+    assert price.result.iterations == 5
+    assert 1.5 + 1 / 5 < price.gain < 1.5 * (1 + 1)
 
 
 @examples(40)

@@ -488,7 +488,7 @@ class _Bench:
         return replace(losses, experts=slower["crossed"] if of_kind["crossed"] else None)
 
     def _whole_layers(self) -> WholeLayers | None:
-        """What layers in one call save few decodes; None where no layer of the model is computed so.
+        """The time that layers in one call save few decodes; None where no layer of the model is computed so.
 
         It is less than a tenth of a layer's time, by which this drifts, so it comes from passes with and without them
         by turns.
