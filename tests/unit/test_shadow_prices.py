@@ -103,7 +103,7 @@ def test_more_of_a_resource_never_lowers_the_bound(case, factor):
 
 
 def _fitting(scenario: wb.Scenario) -> int:
-    """Prompts t that the cache holds at once: f times as many blocks hold less than f (t + 1), as iterations are whole."""
+    """Prompts t that the cache holds at once; f times as many blocks hold less than f (t + 1)."""
     blocks = np.sort(-(-scenario.workload.prompt_len // scenario.memory.kv_block)).cumsum()
     return int(blocks.searchsorted(scenario.kv_blocks, "right"))
 
