@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.core.errors import PipelineError, ScenarioError, ScheduleError
 from workbench.hardware import Device, Link, Machine
-from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Profile, WholeLayers
+from workbench.hardware.profile import Contention, Cores, InOneCall, Losses, OpTime, Profile
 from workbench.models import LayerKind, ModelConfig
 from workbench.models.layers import Counted, Own, Recurrence, Sparse, fold
 from workbench.pipeline import Element, Fork, Pipeline, Stack, adding_sets, cpu, fetch, gpu, load, offload, resolve
@@ -298,8 +298,8 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
         shape = profile_shape(model, precision)
         cold = draw(rates(1e-6, 1e-3) | st.just(0.0))
         alone = draw(st.sampled_from([None, Losses(*between[:2], Contention(*growths[::-1], *waits[::-1]))]))
-        whole = draw(st.sampled_from([None, WholeLayers(1e-5, 4, 100), WholeLayers(1.0, 3, 1000)]))
-        slower = {"contention": losses, "resident": alone, "whole": whole}
+        at_once = draw(st.sampled_from([None, InOneCall(1e-5, 4, 100), InOneCall(1.0, 3, 1000)]))
+        slower = {"contention": losses, "resident": alone, "in_one_call": at_once}
         profile = Profile(shape, tuple(ops), *between, task=pieces, rest=cold, **slower)
         return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
 

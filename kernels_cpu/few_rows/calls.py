@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def words(address: int, count: int) -> Any:
 
 @compiled()
 def real(numbers: Any, place: int) -> Any:
-    """The fp32 number that a `Plan` has at a place."""
+    """The fp32 number at a place among numbers, as `Plan` tells it."""
     return numbers.view(np.float32)[2 * place]
 
 
@@ -37,6 +38,7 @@ def address_of(numbers: NDArray[Any]) -> int:
     return int(numbers.__array_interface__["data"][0])
 
 
+@functools.cache
 def code_of(serve: Any) -> int:
     """The address of the machine code of compiled work that takes an address and returns a whole number."""
     serve.compile(_FORM.args)
@@ -64,7 +66,7 @@ def _call(typing: Any, code: Any, address: Any) -> Any:
 
 @compiled()
 def make_calls(codes: Any, calls: Any) -> int:
-    """Make calls one after the other, of work that returns 0 if all is well; -1, or the place of the first that is not.
+    """Make calls one after the other, of work that returns 0 if all is well; -1, or the place of the first that failed.
 
     codes (n,) holds the addresses of the work, calls (n,) those of the numbers.
     """

@@ -247,7 +247,10 @@ class FewExperts:
     def call(
         self, crew: Crew, tokens: int, chosen: int, h: int, gates: int, residual: int, out: int
     ) -> tuple[int, ...]:
-        """Numbers of a call with rows at these addresses; 0 is that of no residual, and the answer if all is well."""
+        """Numbers of a call with rows at these addresses; 0 is that of no residual.
+
+        The answer is 0, or 1 + the place of a wrong expert in the gates.
+        """
         memory = memory_of(crew, self._uses(chosen)).address
         return crew.address, self._plan.address, memory, tokens, chosen, h, gates, residual, out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +75,9 @@ class Decodes:
         places = whole_numbers_at("positions", positions, self.rows)
         where = whole_numbers_at("slots", slots, self.rows)
         width, pages = table_at("table", table, self.rows)
-        self.spans = np.asarray(lengths)
-        self.addresses = places, where, width, pages, whole_numbers_at("lengths", lengths, self.rows)
+        spans = whole_numbers_at("lengths", lengths, self.rows)
+        self.lengths = np.asarray(lengths)
+        self.addresses = places, where, width, pages, spans
 
 
 @public
@@ -175,7 +177,7 @@ class FewLayer:
             ("attended", dtype, width),
             ("h", dtype, width),
         )
-        self._made: dict[tuple[Crew, int], _Calls] = {}
+        self._made = WeakKeyDictionary[Crew, dict[int, _Calls]]()
 
     @staticmethod
     def warm_up() -> None:
@@ -189,7 +191,7 @@ class FewLayer:
 
     def reads_alone(self, decodes: Decodes) -> bool:
         """True if these sequences are read so."""
-        return self._stages[1].reads_alone(decodes.spans, self._window)
+        return self._stages[1].reads_alone(decodes.lengths, self._window)
 
     def __call__(self, x: SameKind, decodes: Decodes, *, threads: int = 1) -> tuple[SameKind, SameKind]:
         """Compute rows x (T, M), T in 1 .. 4: -> x (T, M) of the next layer, and gates (T, 2 k) as of `FewRoute`.
@@ -208,9 +210,10 @@ class FewLayer:
         following, to = new_rows(x, tokens, qkv.columns)
         gates: SameKind
         gates, to_gates = new_rows(x, tokens, 2 * route.k, fp32=True)
-        made = self._made.get((crew, tokens))
+        of_crew = self._made.setdefault(crew, {})
+        made = of_crew.get(tokens)
         if made is None:
-            made = self._made[crew, tokens] = self._calls(crew, tokens)
+            made = of_crew[tokens] = self._calls(crew, tokens)
         made.numbers[made.changing] = at, *decodes.addresses, at, to_gates, to_gates, to
         if make_calls(self._codes, made.addresses) >= 0:
             return self._one_by_one(x, decodes)

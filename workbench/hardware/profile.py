@@ -139,8 +139,8 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class WholeLayers:
-    """Layers all stages of which few decodes pass in one call.
+class InOneCall:
+    """Time that one call for all stages of a layer saves few decodes.
 
     Attributes
     ----------
@@ -186,8 +186,8 @@ class Profile:
         90 % interval of the measured times of passes through the layers, over the times that follow from `ops`.
     others : float
         Share of the cores that other programs took during the measurement; above a small share, it was made under load.
-    whole : WholeLayers or None
-        Layers in one call; None if none are, or that was not measured.
+    in_one_call : InOneCall or None
+        None if no layer is computed in one call, or that was not measured, as beside a card.
     corrected : str
         The run by which `corrected_by` corrected it, or "". A corrected profile is no calibration: it has seen
         throughput.
@@ -207,7 +207,7 @@ class Profile:
     others: float = 0.0
     corrected: str = ""
     resident: Losses | None = None
-    whole: WholeLayers | None = field(default=None, metadata={LEFT_OUT: True})
+    in_one_call: InOneCall | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         times = (self.iteration, self.request, self.dispatch, self.move, self.fetch, self.task, self.rest)

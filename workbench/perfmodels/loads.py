@@ -181,11 +181,22 @@ class _Terms:
 
     def _add_node(self, node: Node, layer: int, times: int) -> None:
         """Add a node of `times` layers; deferred experts are counted with those that their stage computes at once."""
-        if node.kind is NodeKind.SEGMENT:
+        if self._cost.is_in_one_call(node, layer):
+            self._add_whole(node, layer, times)
+        elif node.kind is NodeKind.SEGMENT:
             for stage in node.stages:
                 self._add_stage(stage, layer, times)
         elif node.kind is not NodeKind.DEFERRED:
             self._add_move(node, layer, times)
+
+    def _add_whole(self, node: Node, layer: int, times: int) -> None:
+        """Add the stages of `times` layers that few decodes pass in one call."""
+        cost = self._cost
+        ways = [
+            _Way(_time(cost.least_of(node, n, layer)), _time(cost.pricer(node, n, layer)))
+            for n in self._threads(node.lane)
+        ]
+        self._add_compute(node.lane, ways, node, layer, times)
 
     def _add_stage(self, stage: Stage, layer: int, times: int) -> None:
         """Add a stage in `times` layers."""

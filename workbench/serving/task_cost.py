@@ -255,8 +255,6 @@ class TaskCost:
         stage = self._late if node.kind is NodeKind.DEFERRED else self._stage
         stages = [stage(each, threads, layer) for each in node.stages]
         on_host = node.lane == "cpu"
-        if self._in_one_call(node, layer):
-            return self._whole_layer(node.stages, threads, layer)
 
         def price(rows: Rows) -> Price:
             total = 0.0
@@ -267,27 +265,29 @@ class TaskCost:
                 size += moved
             return total, size if on_host else 0.0
 
-        return price
+        return self._in_one_call(price, node, threads, layer) if self.is_in_one_call(node, layer) else price
 
-    def _in_one_call(self, node: Node, layer: int) -> bool:
-        """True if few decodes pass a layer in one call, of which this node has all stages."""
-        measured = self.profile is not None and self.profile.whole is not None
+    def is_in_one_call(self, node: Node, layer: int) -> bool:
+        """True if a node has all stages of a layer, and few decodes were measured to pass them in one call."""
+        measured = self.profile is not None and self.profile.in_one_call is not None
         return measured and node.kind is NodeKind.SEGMENT and self._stack.is_whole(node.stages, layer)
 
-    def _whole_layer(self, stages: Sequence[Stage], threads: int, layer: int) -> Pricer:
-        """The pricer of a layer that few decodes pass in one call; no time is below the least one of its stages."""
-        one_by_one = [self._stage(each, threads, layer) for each in stages]
-        least = [self.least(each, threads, layer) for each in stages]
-        whole = None if self.profile is None else self.profile.whole
+    def _in_one_call(self, one_by_one: Pricer, node: Node, threads: int, layer: int) -> Pricer:
+        """The pricer less what one call saves, but never less than the least times of the stages add up to."""
+        measured = None if self.profile is None else self.profile.in_one_call
+        least = self.least_of(node, threads, layer)
 
         def price(rows: Rows) -> Price:
-            total = sum(stage(rows)[0] for stage in one_by_one)
-            saved = 0.0 if whole is None else whole.saves(rows.prefill, rows.decode, rows.context)
-            if not saved:
-                return total, 0.0
-            return max(total - saved, sum(stage(rows)[0] for stage in least)), 0.0
+            length, size = one_by_one(rows)
+            saved = measured.saves(rows.prefill, rows.decode, rows.context) if measured is not None else 0.0
+            return max(length - saved, least(rows)[0]) if saved else length, size
 
         return price
+
+    def least_of(self, node: Node, threads: int = 0, layer: int = 0) -> Pricer:
+        """The pricer of all calls of a node's stages in one layer, as `least`."""
+        stages = [self.least(each, threads, layer) for each in node.stages]
+        return lambda rows: (sum(stage(rows)[0] for stage in stages), 0.0)
 
     def _move(self, node: Node, layer: int) -> Pricer:
         """The pricer of a transfer of activations, KV or chosen experts in one layer."""
@@ -350,8 +350,8 @@ class TaskCost:
         if node.kind is NodeKind.EXPERTS_IN:
             pieces = tuple(piece for stage in node.stages for piece in self._stack.pieces(stage, layer))
         stages = tuple(self._stage_key(stage, layer) for stage in node.stages)
-        whole = self._in_one_call(node, layer)
-        return node.kind, node.lane, node.carries, node.idle, stages, pieces, whole, self._stack.kind(layer)
+        at_once = self.is_in_one_call(node, layer)
+        return node.kind, node.lane, node.carries, node.idle, stages, pieces, at_once, self._stack.kind(layer)
 
     def call_key(self, what: Stage | Node, layer: int) -> Hashable:
         """A mark that is equal for stages, and for nodes, of any wiring that cost the same with equal rows."""

@@ -23,14 +23,7 @@ from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
 from workbench.core.units import format_bytes
 from workbench.engine.calibration.beside import BESIDE, Beside, beside
-from workbench.engine.calibration.op_times import (
-    contention,
-    op_times,
-    per_unit,
-    rest,
-    spread,
-    typical,
-)
+from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.opening import open_driver
@@ -44,7 +37,7 @@ from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import card_takes, check_runnable
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.machine import Link
-from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile, WholeLayers
+from workbench.hardware.profile import Contention, Cores, InOneCall, Losses, OpTime, Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -115,7 +108,12 @@ _STREAMED = fetch(weights) | _APART
 _LATENT = fetch(experts.weights) | _APART
 """Prompts of latent attention want the weights of `qkv` and of `out_proj` at once."""
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
-_RESIDENT_PIPELINES = {"resident": _RESIDENT, "halves": _APART, "crossed": _RESIDENT}
+_RESIDENT_PIPELINES = {
+    "resident": _RESIDENT,
+    "halves": _APART,
+    "crossed": _RESIDENT,
+    "whole": gpu(qkv, attention, out_proj, moe),
+}
 _ALONE = ("streamed", "resident")
 _TOGETHER = ("phases", "pages", "parts")
 _KINDS: dict[str, Schedule] = {
@@ -134,10 +132,12 @@ Nothing is streamed in "resident" plans, whose lanes work in turn, and in "halve
 once: the cpu lane at attention or at experts.
 """
 _AT_ONCE = ("halves", "crossed")
-_WHOLE = gpu(qkv, attention, out_proj, moe)
+_WHOLE = "whole"
+"""Kind of plans whose gpu lane computes whole layers."""
 _FEW_DECODES = (Shape(0, 0, 1, 67), Shape(0, 0, MOST, 67))
-"""What passes layers in one call, so many times."""
+"""Decodes that pass layers in one call and stage by stage."""
 _TURNS = 12
+"""Times that they do so."""
 
 
 def calibrate(
@@ -343,6 +343,9 @@ class _Bench:
         self._noise: list[Noise] = []
         self._engines: dict[str, TimedEngine] = {}
         prepared = {kind: prepare(here, schedule) for kind, here, schedule in self._plans()}
+        if not machine.has_card:  # beside one, whole layers of the cpu lane are not timed
+            at_once = self._whole_plan()
+            prepared |= {} if at_once is None else {_WHOLE: at_once}
         _check_card_memory(prepared.values(), machine)
         try:
             for kind, each in prepared.items():
@@ -360,6 +363,12 @@ class _Bench:
             if kind == "streamed" and not machine.has_card:
                 here = here.on(machine=machine.limit(link=fastest))
             yield kind, here, schedule
+
+    def _whole_plan(self) -> Prepared | None:
+        """Plans of whole layers; None for a model that has none."""
+        prepared = prepare(self._scenario.on(pipeline=_pipeline(_WHOLE, self._model)), Sequential())
+        stack = prepared.lowering.stack
+        return prepared if stack.is_whole(stack.stages(0), 0) else None
 
     def _driver(self) -> Driver:
         """The device of an engine's gpu lane."""
@@ -405,7 +414,7 @@ class _Bench:
             contention=losses.contention,
             resident=self._resident_losses(resident, of_kind, ops),
             spread=spread(alone, ops),
-            whole=self._whole_layers(),
+            in_one_call=self._in_one_call(),
             others=self._others(passes),
         )
         today = datetime.now(UTC).isoformat(timespec="seconds")
@@ -487,36 +496,39 @@ class _Bench:
         losses = self._losses(in_turn, in_turn, slower["halves"])
         return replace(losses, experts=slower["crossed"] if of_kind["crossed"] else None)
 
-    def _whole_layers(self) -> WholeLayers | None:
+    def _in_one_call(self) -> InOneCall | None:
         """The time that layers in one call save few decodes; None where no layer of the model is computed so.
 
-        It is less than a tenth of a layer's time, by which this drifts, so it comes from passes with and without them
-        by turns.
+        It is less than times drift by from round to round, so it comes from passes with and without them by turns.
         """
-        if self._machine.has_card:
+        engine = self._engines.get(_WHOLE)
+        call = None if engine is None else engine.first_layer()
+        if engine is None or call is None:
             return None
-        engine = TimedEngine(prepare(self._scenario.on(pipeline=_WHOLE), Sequential()), self._driver())
-        try:
-            call = engine.first_layer()
-            if call is None:
-                return None
-            engine.pace = self._pace(self._cores.alone)
-            saved = [self._saved(engine, shape) for _ in range(_TURNS + 1) for shape in _FEW_DECODES]
-        finally:
-            engine.close()
-        each = median(saved[len(_FEW_DECODES) :]) / self._model.num_hidden_layers  # the first ones touch new memory
-        return WholeLayers(max(0.0, each), MOST, call.read_alone)
+        engine.pace = self._pace(self._cores.alone)
+        quiet = list[float]()
+        every = list[float]()
+        for turn in range(_TURNS + 1):
+            for shape in _FEW_DECODES:
+                with listening() as noise:
+                    saved = self._saved(engine, shape)
+                if turn:  # the first one touches new memory
+                    every.append(saved)
+                    quiet += [saved] if noise.quiet else []
+        each = median(quiet or every) / self._model.num_hidden_layers
+        return InOneCall(max(0.0, each), MOST, call.read_alone)
 
     def _saved(self, engine: TimedEngine, shape: Shape) -> float:
         """Seconds by which a pass with layers in one call is faster than one without."""
         self._control.check()
         self._watch(1.0)
-        seconds = dict[bool, float]()
-        for engine.in_one_call in (False, True):
+        seconds = list[float]()
+        for in_one_call in (False, True):
+            engine.in_one_call = in_one_call
             engine.make(shape)
-            calls = engine.make(shape).calls
-            seconds[engine.in_one_call] = sum(call.wall for call in calls if call.op not in ("embed", "head"))
-        return seconds[False] - seconds[True]
+            seen = engine.make(shape)
+            seconds.append(seen.busy("gpu") - sum(call.wall for call in seen.calls if call.op in ("embed", "head")))
+        return seconds[0] - seconds[1]
 
     def _fetch(self, passes: Sequence[Pass]) -> float:
         """Seconds that a transfer of weights takes beyond its bytes."""

@@ -181,7 +181,7 @@ class TimedEngine(Engine):
     def __init__(self, prepared: Prepared, driver: Driver | None = None) -> None:
         super().__init__(prepared, driver=driver)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
-        self.in_one_call = False  # True for layers as few decodes pass them, where one call can compute one
+        self.in_one_call = False  # True to compute whole layers in one call where that can be done
         self._noted = list[tuple[_Noted, Event, Event, float]]()
         self._moves = list[Move]()
         self._streams = prepared.scenario.layer.streams

@@ -143,7 +143,7 @@ class Forward:
 
     def let_go(self) -> None:
         """Free the model's memory, though the frames of an error may still hold this object; it is of no more use."""
-        for held in (self._weights.buffer, self._weights, self._cache, self.routed, self):
+        for held in (self._weights.buffer, self._weights, self._cache, self.routed, self._few, self._whole, self):
             if held is not None:
                 vars(held).clear()
 
@@ -229,8 +229,12 @@ class Forward:
         for stage in stages:
             self._ran.add((layer, stage.op.name, _lane(stage)))
         key = (whole.device, part, "x")
-        x, gates = whole.call(self._buffers[key], layout.few, threads=torch.get_num_threads())
-        self._put(key, x)
+        rows = layout.rows_of(RowClass.ALL)
+        x, gates = whole.call(_rows(self._buffers[key], rows), layout.few, threads=torch.get_num_threads())
+        if layout.skipped:
+            self._place(key, layout, x)[rows] = x
+        else:
+            self._put(key, x)
         self.routed.count_few(layer, gates)
 
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:

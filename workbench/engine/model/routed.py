@@ -233,12 +233,14 @@ class RoutedExperts:
     def _add_few(self, few: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Add the experts in the gates of few decodes, of stages that compute every expert at once."""
         width = few[0][1].shape[1] // 2
-        ids = np.concatenate([gates.numpy()[:, :width] + layer * self.counts.shape[1] for layer, gates in few])
-        counts = np.bincount(ids.ravel().astype(np.int64), minlength=self.counts.size).reshape(self.counts.shape)
+        every = self.counts.shape[1]
+        ids = [gates.numpy()[:, :width] + number * every for number, (_, gates) in enumerate(few)]
+        numbers = np.concatenate(ids).ravel().astype(np.int64)
+        counts = np.bincount(numbers, minlength=len(few) * every).reshape(len(few), every)
         with self._lock:
             self._touched += int(np.count_nonzero(counts))
-            self.counts += counts
-            self.of_decodes["at once"] += ids.size
+            np.add.at(self.counts, [layer for layer, _ in few], counts)  # a layer may have several parts
+            self.of_decodes["at once"] += len(numbers)
 
     def _add(self, choice: _Choice, counts: npt.NDArray[np.int64]) -> None:
         """Add the counts (2 experts,) of prefills and then of decodes, of those experts that the stage has."""

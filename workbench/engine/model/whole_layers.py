@@ -67,7 +67,7 @@ class WholeLayers:
 
         That is so for prompts, for more rows than `MOST`, and for sequences that several threads read faster.
         """
-        if layout.prefill or layout.skipped or not 0 < layout.rows <= MOST:
+        if layout.prefill or not 0 < layout.rows <= MOST:
             return None
         known = self._known.get((layer, id(stages)))
         if known is None:  # the stages are kept, so that no others get their id
