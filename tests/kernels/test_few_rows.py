@@ -297,6 +297,35 @@ def test_a_layer_in_one_call_is_its_stages_one_by_one_bit_by_bit(T, dtype, form,
         assert kv.equal(other)
 
 
+def test_threads_share_a_layer():
+    """Each has scratch of its own, and calls with unlike numbers of rows."""
+    torch.manual_seed(0)
+    M, E, F = 64, 8, 32
+    out = FewLinear(numbers(BF16, M, 32))
+    router = FewRoute(numbers(BF16, M), numbers(BF16, E, M), 2)
+    experts = FewExperts(pack_experts(numbers(FP32, E, 2 * F, M), numbers(FP32, E, M, F)))
+    qkv = FewQkv(numbers(BF16, M), numbers(BF16, 64, M), rope_table(16, 50), 2, 1)
+    layer = FewLayer(qkv, PagedDecode(numbers(BF16, 8, 1, 2, 4, 16), 2), out, router, experts)
+    xs = [numbers(BF16, T, M) for T in (1, 2, 3, 4)]
+    places = [torch.arange(T) for T in (1, 2, 3, 4)]
+    decodes = [Decodes(each, each * 4, each[:, None].int(), torch.ones_like(each)) for each in places]
+    right = [layer(x, each) for x, each in zip(xs, decodes, strict=True)]
+    wrong = []
+
+    def many(seed):
+        for T in np.random.default_rng(seed).integers(0, 4, 300).tolist():
+            found = layer(xs[T], decodes[T], threads=1 + seed % 2)
+            if not all(one.equal(want) for one, want in zip(found, right[T], strict=True)):
+                wrong.append((seed, T))
+
+    callers = [threading.Thread(target=many, args=(seed,)) for seed in (1, 2, 3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
 def test_a_layer_is_read_by_several_threads_where_its_sequences_are_long():
     stages = WIDE_QKV, PagedDecode(WIDE_KV, 2), OUT, ROUTE, FewExperts(FOUR)
     whole, windowed = FewLayer(*stages), FewLayer(*stages, window=8)

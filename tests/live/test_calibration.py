@@ -11,13 +11,14 @@ import pytest
 
 import workbench as wb
 from tests.damage import JSON_DAMAGES
-from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
+from tests.live.world import FAMILIES, QWEN2, TINY, WIRED, machine, requests, scenario
 from workbench.core import kept
 from workbench.core.errors import EngineError, StoppedError
 from workbench.core.quiet import Noise
 from workbench.engine.calibration import calibrate as calibration
 from workbench.engine.calibration.calibrate import SHAPES, WARM
 from workbench.engine.calibration.timed import Shape
+from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.forward import Forward
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
@@ -88,6 +89,7 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     assert 0 < calibrated.cores.mover < 1e-8
     assert profile.resident.experts is not None
     assert all(0 <= loss < 10 for loss in astuple(profile.resident.experts))
+    assert profile.in_one_call is None  # rows of the tiny model fill no registers
     low, high = profile.spread
     assert 0 < low < 1 < high < math.inf
     assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
@@ -188,6 +190,20 @@ def test_what_was_calibrated_under_load_says_so_and_is_made_again_when_it_is_qui
     again = wb.calibrate(tiny)
     assert again.profiles[0].others == (0.0 if quiet else 0.4)
     assert wb.calibrate(tiny) == again
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+def test_what_layers_in_one_call_save_is_timed_where_there_are_any(kind, make_model, quick, tmp_path, monkeypatch):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128 if kind == "qwen2_moe" else None}
+    model = make_model(replace(FAMILIES[kind], name=f"wide-{kind}", **sizes))
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-3:])
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    (profile,) = wb.calibrate(model).profiles
+    assert (profile.in_one_call is None) is (kind == "qwen2_moe")  # which has shared experts
+    if profile.in_one_call is not None:
+        assert 0 < profile.in_one_call.saved < 5e-3
+        assert profile.in_one_call.rows == MOST
+        assert profile.in_one_call.entries > 0
 
 
 def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, quick, tmp_path, monkeypatch):

@@ -108,6 +108,20 @@ def test_tokens_are_those_of_the_single_operations(
     assert calls.total() <= 4
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_experts_are_counted_alike_in_whole_layers(
+    parts: int, make_model: Any, kind: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where two parts of a batch choose the same experts, which each of them reads."""
+    asked = scenario(make_model(kind, 7), requests((9, 9, 5), (12, 12, 12), vocab=512, seed=3))
+    found = wb.run(asked, Sequential(parts))
+    without(monkeypatch)
+    other = wb.run(asked, Sequential(parts))
+    assert found.tokens == other.tokens
+    assert found.expert_counts == other.expert_counts
+    assert found.steps.expert_bytes == other.steps.expert_bytes
+
+
 def test_logits_in_bf16_are_as_near_as_rounding_lets_them(
     kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

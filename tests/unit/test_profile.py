@@ -10,7 +10,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
-from workbench.hardware.profile import Contention, Cores, Losses, OpTime, Pace, Profile
+from workbench.hardware.profile import Contention, Cores, InOneCall, Losses, OpTime, Pace, Profile
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
@@ -20,15 +20,30 @@ from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.stages import Place, Rows, Stage, attention, combine, decode_attention, experts, out_proj, qkv, route
+from workbench.stages import (
+    Place,
+    Rows,
+    Stage,
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    qkv,
+    route,
+)
 
 EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 
 
-def timed(scenario, **rest):
-    """The scenario on a computer whose operations were measured: 1 us per token, on one thread and two."""
+def timed(scenario, seconds=(1e-5, 1e-3), **rest):
+    """The scenario on a computer whose operations were measured: 10 us per token, on one thread and two.
+
+    `seconds` are those for one token and for 100.
+    """
     names = ("embed", "head", *(str(stage.op) for stage in scenario.pipeline.stages))
-    ops = tuple(OpTime(op, n, (1.0, 100.0), (1e-5, 1e-3)) for op in names for n in (1, 2))
+    ops = tuple(OpTime(op, n, (1.0, 100.0), seconds) for op in names for n in (1, 2))
     profile = Profile(profile_shape(scenario.model, scenario.precision), ops, **rest)
     return scenario.on(machine=replace(scenario.machine, cores=Cores.of(2), profiles=(profile,)))
 
@@ -44,6 +59,10 @@ def test_records_and_digests_keep_the_keys_that_were_saved_before():
     assert from_plain(Profile, to_plain(profile)) == profile
     assert repr(cores) == f"Cores({', '.join(f'{key}={value!r}' for key, value in saved.items())})"
     assert "hand_over=1e-06" in repr(profile)
+    assert repr(profile).endswith("resident=None)")  # as before there were layers in one call
+    assert "in_one_call=InOneCall(saved=0.001, rows=4, entries=9)" in repr(
+        replace(profile, in_one_call=InOneCall(1e-3, 4, 9))
+    )
 
 
 def test_times_with_weights_where_they_are_come_before_others_and_others_before_none():
@@ -150,6 +169,31 @@ def test_plans_that_stream_no_weights_lose_what_was_measured_in_such_plans():
     for scenario, schedule, changes in ((streaming, VSLPipe(), False), (resident, KTransformers(), True)):
         plain, lossy = simulate(timed(scenario), schedule), simulate(timed(scenario, resident=losses), schedule)
         assert (lossy.seconds > 1.01 * plain.seconds) == changes
+
+
+IN_ONE_CALL = gpu(qkv, attention, out_proj, moe)
+
+
+@pytest.mark.parametrize(("requests", "entries", "passes"), [(3, 36, 4), (4, 48, 0), (3, 35, 3)])
+def test_layers_in_one_call_save_few_decodes_what_was_measured(requests, entries, passes):
+    """The second to the fifth pass have decodes alone; in the last one each reads 12 entries."""
+    measured = {"seconds": (1e-4, 2e-4)}
+    saving = measured | {"in_one_call": InOneCall(2e-6, 3, entries)}
+    for pipeline, layers in ((IN_ONE_CALL, passes), (EXPERTS_ON_CPU, 0)):
+        few = tiny_scenario([8] * requests, [5] * requests, pipeline=pipeline)
+        plain, less = (simulate(timed(few, **how), Sequential()).seconds for how in (measured, saving))
+        saved = layers * few.model.num_hidden_layers * 2e-6
+        assert plain - less == pytest.approx(saved, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("saved", [1e-6, 1.0])
+def test_what_layers_in_one_call_save_is_in_the_bound(saved):
+    one = tiny_scenario([4], [20], pipeline=IN_ONE_CALL)
+    measured = {"seconds": (1e-4, 2e-4)}
+    saving = timed(one, **measured, in_one_call=InOneCall(saved, 4, 1000))
+    limit = bound(saving, Sequential()).seconds
+    assert 0 < limit <= simulate(saving, Sequential()).seconds * (1 + 1e-9)
+    assert limit < bound(timed(one, **measured), Sequential()).seconds
 
 
 @pytest.mark.parametrize("op", [experts, decode_attention])

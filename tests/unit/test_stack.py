@@ -144,3 +144,26 @@ def test_an_operation_without_work_is_told_of_in_any_range():
         simulate(tiny_scenario(8, 4, 3, pipeline=stack), Sequential())
     priced = Op("free", ("x",), ("x",), work=lambda rows, model, precision: Work(1e3 * rows.tokens, 0.0, "bf16"))
     assert simulate(tiny_scenario(8, 4, 3, pipeline=A[:2] + (gpu(priced) >> A)[2:]), Sequential()).seconds > 0
+
+
+ON_CPU = cpu(qkv, attention, out_proj, route)
+OWN_LAYER = gpu(qkv, attention, out_proj, OWN, moe)
+WHOLE = {
+    "all on the GPU": (A, {}, True),
+    "all on the CPU": (PIPELINES["all_cpu"], {}, True),
+    "experts elsewhere": (B, {}, False),
+    "weights that come": (STREAMED, {}, False),
+    "an operation of one's own": (OWN_LAYER, {}, False),
+    "experts in two sets": (gpu(qkv, attention, out_proj, route, experts[:2], experts[2:], combine), {}, False),
+    "experts that come late": (ON_CPU >> cpu(experts, defer=1) >> cpu(combine), {}, False),
+    "experts that are left out": (ON_CPU >> cpu(experts, skip=1) >> cpu(combine), {}, False),
+    "shared experts": (A, {"kind": "shared"}, False),
+}
+
+
+@pytest.mark.parametrize(("pipeline", "model", "whole"), WHOLE.values(), ids=list(WHOLE))
+def test_a_node_with_a_whole_layer_is_known(pipeline, model, whole):
+    chosen = tiny_model_of(model["kind"]) if model else None
+    stack = prepare(tiny_scenario(pipeline=pipeline, model=chosen), Sequential()).lowering.stack
+    found = [node for node in stack.at(0) if node is not None and stack.is_whole(node.stages, 0)]
+    assert bool(found) is whole
