@@ -113,7 +113,7 @@ def test_experts_are_counted_alike_in_whole_layers(
     parts: int, make_model: Any, kind: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where two parts of a batch choose the same experts, which each of them reads."""
-    asked = scenario(make_model(kind, 7), requests((9, 9, 5), (12, 12, 12), vocab=512, seed=3))
+    asked = scenario(make_model(kind, 7), requests((9, 9, 5), (12, 12, 12), vocab=512, seed=3), RUNNABLE["all_gpu"])
     found = wb.run(asked, Sequential(parts))
     without(monkeypatch)
     other = wb.run(asked, Sequential(parts))
