@@ -23,6 +23,12 @@ def words(address: int, count: int) -> Any:
 
 
 @compiled()
+def fields(address: int) -> Any:
+    """The numbers of a call or of a plan at an address; none has more than 32."""
+    return words(address, 32)
+
+
+@compiled()
 def real(numbers: Any, place: int) -> Any:
     """The fp32 number at a place among numbers, as `Plan` tells it."""
     return numbers.view(np.float32)[2 * place]

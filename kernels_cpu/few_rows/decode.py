@@ -24,7 +24,7 @@ from ..declarations import public
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
 from ..threads.runs import count_tasks, list_tasks
-from .calls import Plan, address_of, laid, real, words
+from .calls import Plan, address_of, fields, laid, real, words
 from .linear import DTYPES
 from .operands import new_rows, rows_at, storage_of
 
@@ -34,7 +34,6 @@ _GEOMETRY = 8
 """Numbers that tell where a cache lies; a plan begins with those of the cache and of its scales."""
 _BLOCKS = 2 * _GEOMETRY
 """Place of the cache's sizes P, K, b and D in a plan."""
-_PLAN = _BLOCKS + 4
 
 
 def _serve_tasks(
@@ -109,8 +108,8 @@ def _appender(stored: Storage, of_rows: Storage) -> Any:
 
     @compiled()
     def append(at: int) -> int:
-        call = words(at, 5)
-        plan = words(call[0], _PLAN)
+        call = fields(at)
+        plan = fields(call[0])
         tokens = call[1]
         blocks = plan[_BLOCKS]
         kv_heads = plan[_BLOCKS + 1]
@@ -145,10 +144,10 @@ def _attender(lanes: int, storage: Storage, group: int, dim: int, of_rows: Stora
 
     @compiled()
     def attend(at: int) -> int:
-        call = words(at, 11)
-        geometry = words(call[0], _GEOMETRY)
-        of_scales = words(call[0] + 8 * _GEOMETRY, _GEOMETRY)
-        blocks = words(call[0], _PLAN)[_BLOCKS]
+        call = fields(at)
+        geometry = fields(call[0])
+        of_scales = fields(call[0] + 8 * _GEOMETRY)
+        blocks = geometry[_BLOCKS]
         tokens = call[1]
         width = call[2]
         heads = geometry[6] * group

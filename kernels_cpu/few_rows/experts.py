@@ -21,7 +21,7 @@ from ..experts.tasks import weighted_sum
 from ..experts.weights import ROWS, Matrices, PackedExperts
 from ..machine.features import CodePath, code_path
 from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, laid, words
+from .calls import Plan, address_of, fields, laid, words
 from .linear import DTYPES
 from .operands import Uses, memory_of, new_rows, rows_at, storage_of, uses
 from .products import gathered, multiply_blocks
@@ -65,10 +65,10 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
 
     @compiled()
     def serve(at: int) -> int:
-        call = words(at, 9)
+        call = fields(at)
         board = words(call[0], BOARD)
-        plan = words(call[1], 22)
-        memory = words(call[2], 16)
+        plan = fields(call[1])
+        memory = fields(call[2])
         tokens = call[3]
         chosen = call[4]
         experts = plan[0]

@@ -17,7 +17,7 @@ from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, laid, real, words
+from .calls import Plan, address_of, fields, laid, real, words
 from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
 
@@ -40,10 +40,10 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
 
     @compiled()
     def serve(at: int) -> int:
-        call = words(at, 7)
+        call = fields(at)
         board = words(call[0], BOARD)
-        plan = words(call[1], 8)
-        memory = words(call[2], 3)
+        plan = fields(call[1])
+        memory = fields(call[2])
         tokens = call[3]
         x = call[4]
         residual = call[5]

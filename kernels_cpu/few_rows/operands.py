@@ -109,16 +109,22 @@ def storage_of(dtype: Any) -> Storage | None:
     )
 
 
+def _address(operand: Any) -> int | None:
+    """The address of an operand in CPU memory, contiguous; None for any other."""
+    if isinstance(operand, np.ndarray):
+        found = operand.flags.c_contiguous and operand.flags.aligned
+        return int(operand.__array_interface__["data"][0]) if found else None
+    return int(operand.data_ptr()) if operand.is_cpu and operand.is_contiguous() else None
+
+
 def rows_at(name: str, operand: Any, width: int, storage: Storage | None, *, most: float = MOST) -> tuple[int, int]:
     """T and the address of rows (T, width), T in 1 .. most, of a format; None is a format of no rows."""
     shape = operand.shape
     own = storage_of(operand.dtype)
     if len(shape) == 2 and 1 <= shape[0] <= most and shape[1] == width and own is not None and own is storage:
-        if isinstance(operand, np.ndarray):
-            if operand.flags.c_contiguous and operand.flags.aligned:
-                return shape[0], operand.__array_interface__["data"][0]
-        elif operand.is_cpu and operand.is_contiguous():
-            return shape[0], operand.data_ptr()
+        address = _address(operand)
+        if address is not None:
+            return shape[0], address
     wanted = "fp32 or bfloat16" if storage is None else storage.name
     counts, pass_ = ("from 1 on", "rows") if math.isinf(most) else (f"in 1 .. {most}", "few rows")
     raise ValueError(
@@ -172,25 +178,22 @@ def memory_of(crew: Crew, wanted: Uses) -> Plan:
 def whole_numbers_at(name: str, operand: Any, count: int) -> int:
     """The address of int64 (count,)."""
     right = str(operand.dtype).endswith("int64") and tuple(operand.shape) == (count,)
-    if right and isinstance(operand, np.ndarray) and operand.flags.c_contiguous and operand.flags.aligned:
-        return int(operand.__array_interface__["data"][0])
-    if right and not isinstance(operand, np.ndarray) and operand.is_cpu and operand.is_contiguous():
-        return int(operand.data_ptr())
-    raise ValueError(
-        f"{name} must be ({count},) int64 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
-        "pass one number per row."
-    )
+    address = _address(operand) if right else None
+    if address is None:
+        raise ValueError(
+            f"{name} must be ({count},) int64 in CPU memory, contiguous, not {tuple(operand.shape)} of "
+            f"{operand.dtype}: pass one number per row."
+        )
+    return address
 
 
 def table_at(name: str, operand: Any, count: int) -> tuple[int, int]:
     """W and the address of int32 (count, W)."""
     right = str(operand.dtype).endswith("int32") and len(operand.shape) == 2 and operand.shape[0] == count
-    width = int(operand.shape[-1]) if right else 0
-    if right and isinstance(operand, np.ndarray) and operand.flags.c_contiguous and operand.flags.aligned:
-        return width, int(operand.__array_interface__["data"][0])
-    if right and not isinstance(operand, np.ndarray) and operand.is_cpu and operand.is_contiguous():
-        return width, int(operand.data_ptr())
-    raise ValueError(
-        f"{name} must be ({count}, W) int32 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
-        "pass the blocks of one sequence per row."
-    )
+    address = _address(operand) if right else None
+    if address is None:
+        raise ValueError(
+            f"{name} must be ({count}, W) int32 in CPU memory, contiguous, not {tuple(operand.shape)} of "
+            f"{operand.dtype}: pass the blocks of one sequence per row."
+        )
+    return int(operand.shape[1]), address

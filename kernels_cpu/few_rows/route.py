@@ -17,7 +17,7 @@ from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.route import choose
 from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, laid, real, words
+from .calls import Plan, address_of, fields, laid, real, words
 from .linear import DTYPES, add_bias
 from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import gathered, lay, most_rows, multiply_rows
@@ -30,10 +30,10 @@ def _server(lanes: int, storage: Storage) -> Any:
 
     @compiled()
     def serve(at: int) -> int:
-        call = words(at, 7)
+        call = fields(at)
         board = words(call[0], BOARD)
-        plan = words(call[1], 10)
-        memory = words(call[2], 5)
+        plan = fields(call[1])
+        memory = fields(call[2])
         tokens = call[3]
         x = call[4]
         out = call[5]
