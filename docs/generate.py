@@ -26,7 +26,7 @@ def texts() -> dict[str, str]:
         "records.md": tables.records(),
         "reference/workbench.md": tables.names(),
         "parts/cpu_experts.md": tables.cpu_experts(),
-        "parts/engines.md": tables.engines("e2e-mix-b-zen4", "e2e-mix-b-decode-zen4"),
+        "parts/engines.md": tables.engines("e2e-mix-b-zen4", "e2e-mix-b-decode-zen4", "e2e-mix-b-one-zen4"),
         "parts/gpu_kernels.md": tables.gpu_kernels(),
         "parts/model_types.md": tables.model_types(),
         "parts/moe_cpu.md": tables.moe_cpu(),
