@@ -305,10 +305,10 @@ def test_threads_share_a_layer():
     router = FewRoute(numbers(BF16, M), numbers(BF16, E, M), 2)
     experts = FewExperts(pack_experts(numbers(FP32, E, 2 * F, M), numbers(FP32, E, M, F)))
     qkv = FewQkv(numbers(BF16, M), numbers(BF16, 64, M), rope_table(16, 50), 2, 1)
-    layer = FewLayer(qkv, PagedDecode(numbers(BF16, 8, 1, 2, 4, 16), 2), out, router, experts)
+    layer = FewLayer(qkv, PagedDecode(numbers(BF16, 10, 1, 2, 4, 16), 2), out, router, experts)
     xs = [numbers(BF16, T, M) for T in (1, 2, 3, 4)]
-    places = [torch.arange(T) for T in (1, 2, 3, 4)]
-    decodes = [Decodes(each, each * 4, each[:, None].int(), torch.ones_like(each)) for each in places]
+    blocks = torch.arange(10).split([1, 2, 3, 4])  # calls with unlike rows store theirs in blocks of their own
+    decodes = [Decodes(each % 4, each * 4, each[:, None].int(), torch.ones_like(each)) for each in blocks]
     right = [layer(x, each) for x, each in zip(xs, decodes, strict=True)]
     wrong = []
 
