@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..codegen.compiled import compiled, emitted
 from ..codegen.vector_ir import I64
 from ..codegen.views import pointer
+from ..threads.crew import BOARD
 
 _FORM = types.int64(types.int64)
 
@@ -26,6 +27,13 @@ def words(address: int, count: int) -> Any:
 def fields(address: int) -> Any:
     """The numbers of a call or of a plan at an address; none has more than 32."""
     return words(address, 32)
+
+
+@compiled()
+def opened(address: int) -> Any:
+    """The numbers of a call with helpers, and what the first three are addresses of: board, plan, and scratch."""
+    call = fields(address)
+    return call, words(call[0], BOARD), fields(call[1]), fields(call[2])
 
 
 @compiled()

@@ -20,11 +20,11 @@ from ..experts.fused_moe import biases_of, is_clamped, sort_pairs
 from ..experts.tasks import weighted_sum
 from ..experts.weights import ROWS, Matrices, PackedExperts
 from ..machine.features import CodePath, code_path
-from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, fields, laid, words
+from ..threads.crew import Crew
+from .calls import Plan, address_of, laid, opened
 from .linear import DTYPES
-from .operands import Uses, memory_of, new_rows, rows_at, storage_of, uses
-from .products import gathered, multiply_blocks
+from .operands import Uses, memory_of, new_rows, residual_at, rows_at, storage_of, uses
+from .products import add_residual, gathered, multiply_blocks
 
 
 @compiled()
@@ -65,10 +65,7 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
 
     @compiled()
     def serve(at: int) -> int:
-        call = fields(at)
-        board = words(call[0], BOARD)
-        plan = fields(call[1])
-        memory = fields(call[2])
+        call, board, plan, memory = opened(at)
         tokens = call[3]
         chosen = call[4]
         experts = plan[0]
@@ -122,8 +119,8 @@ def _server(lanes: int, format: int, storage: Storage, clamped: bool, bias_bytes
             weighted_sum(answers, places[t], routing[t, chosen:], ids[t], down_bias, total)
             for m in range(dim):
                 found[t, m] = narrowed(total[m], found[t, m])
-            for m in range(dim if call[7] else 0):
-                found[t, m] = narrowed(widened(added[t, m]) + widened(found[t, m]), found[t, m])
+            if call[7]:
+                add_residual(added[t], found[t])
         return 0
 
     return serve
@@ -141,8 +138,9 @@ def _numbers_of(matrices: Matrices) -> list[int | NDArray[Any]]:
 class FewExperts:
     """The routed experts of one layer as by `fused_moe`, for calls with at most four rows; they are checked once.
 
-        out[t] = round(sum over j of weights[t, j] * (down[e] a(gate_up[e] h[t] + gate_up_bias[e]) + down_bias[e]))
-        e = ids[t, j];  a residual is added to it, and the sum rounded
+        out[t] = residual[t] + round(sum over j of
+                 weights[t, j] * (down[e] a(gate_up[e] h[t] + gate_up_bias[e]) + down_bias[e]))
+        e = ids[t, j]
 
     Activations stay in fp32 with FP32 and BF16 weights, and are rounded as by `fused_moe` with all others.
 
@@ -222,11 +220,7 @@ class FewExperts:
             raise ValueError(
                 f"gates must be ({tokens}, 2 k), not ({count}, {width}): pass ids and weights of each row."
             )
-        added = 0
-        if residual is not None:
-            rows, added = rows_at("residual", residual, self.dim, storage)
-            if rows != tokens:
-                raise ValueError(f"residual must have the {tokens} rows of h, not {rows}: pass one batch.")
+        added = residual_at(residual, tokens, self.dim, storage)
         crew = gathered(self.lanes, threads)
         out: SameKind
         out, to = new_rows(h, tokens, self.dim)

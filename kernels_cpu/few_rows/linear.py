@@ -16,10 +16,10 @@ from ..codegen.views import pointer
 from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
-from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, fields, laid, real, words
-from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
-from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
+from ..threads.crew import Crew
+from .calls import Plan, address_of, laid, opened, real
+from .operands import memory_of, new_rows, residual_at, rows_at, uses, vector_of, weight_of
+from .products import MOST, add_residual, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
 
 DTYPES: dict[Storage, Any] = {Storage.FP32: np.float32, Storage.BF16: np.uint16}
 """Arrays that hold rows of a format."""
@@ -40,10 +40,7 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
 
     @compiled()
     def serve(at: int) -> int:
-        call = fields(at)
-        board = words(call[0], BOARD)
-        plan = fields(call[1])
-        memory = fields(call[2])
+        call, board, plan, memory = opened(at)
         tokens = call[3]
         x = call[4]
         residual = call[5]
@@ -78,8 +75,7 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
         if residual:
             added = carray(pointer(residual), (tokens, rows), number)
             for t in range(tokens):
-                for r in range(rows):
-                    found[t, r] = narrowed(widened(added[t, r]) + widened(found[t, r]), found[t, r])
+                add_residual(added[t], found[t])
         return 0
 
     return serve
@@ -162,11 +158,7 @@ class FewLinear:
             If x or the residual (T, R) is not of the weight's type and sizes.
         """
         tokens, at = rows_at("x", x, self.columns, self.storage, most=self.most)
-        added = 0
-        if residual is not None:
-            count, added = rows_at("residual", residual, self.rows, self.storage, most=self.most)
-            if count != tokens:
-                raise ValueError(f"residual must have the {tokens} rows of x, not {count}: pass one batch.")
+        added = residual_at(residual, tokens, self.rows, self.storage)
         crew = gathered(self.lanes, threads)
         out: SameKind
         out, to = new_rows(x, tokens, self.rows)

@@ -133,6 +133,16 @@ def rows_at(name: str, operand: Any, width: int, storage: Storage | None, *, mos
     )
 
 
+def residual_at(residual: Operand | None, tokens: int, width: int, storage: Storage | None) -> int:
+    """The address of a residual (tokens, width) of a format; 0 for none."""
+    if residual is None:
+        return 0
+    rows, address = rows_at("residual", residual, width, storage, most=math.inf)
+    if rows != tokens:
+        raise ValueError(f"residual must have the {tokens} rows of x, not {rows}: pass one batch.")
+    return address
+
+
 def new_rows(like: Any, rows: int, width: int, *, fp32: bool = False) -> tuple[Any, int]:
     """Memory (rows, width) of the kind of `like`, and of its dtype or fp32, with its address."""
     if isinstance(like, np.ndarray):

@@ -89,6 +89,13 @@ def _serve_rows(lanes: int, storage: int, board: Any) -> None:
 
 
 @compiled()
+def add_residual(residual: Any, out: Any) -> None:
+    """out = round(residual + out), number by number."""
+    for r in range(len(out)):
+        out[r] = narrowed(widened(residual[r]) + widened(out[r]), out[r])
+
+
+@compiled()
 def _finish(sums: Any, bias: int, residual: int, first: int, rows: int, out: int) -> None:
     """out[t] = round(residual[t] + round(sums[t] + bias)) for rows first .. of a matrix of `rows`, all in bf16.
 
@@ -107,9 +114,7 @@ def _finish(sums: Any, bias: int, residual: int, first: int, rows: int, out: int
         for r in range(count):
             to[r] = narrowed(own[r], to[r])
         if residual:
-            other = added[t, first : first + count]
-            for r in range(count):
-                to[r] = narrowed(widened(other[r]) + widened(to[r]), to[r])
+            add_residual(added[t, first : first + count], to)
 
 
 @compiled()

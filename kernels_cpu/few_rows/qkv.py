@@ -18,8 +18,8 @@ from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.rope import rotate
-from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, fields, laid, real, words
+from ..threads.crew import Crew
+from .calls import Plan, address_of, laid, opened, real
 from .linear import DTYPES, add_bias
 from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
 from .products import MOST, gathered, lay, most_pairs, multiply_pairs, multiply_rows, no_pairs
@@ -112,10 +112,7 @@ def _server(lanes: int, storage: Storage, paired: bool) -> Any:
 
     @compiled()
     def serve(at: int) -> int:
-        call = fields(at)
-        board = words(call[0], BOARD)
-        plan = fields(call[1])
-        memory = fields(call[2])
+        call, board, plan, memory = opened(at)
         tokens = call[3]
         rows = plan[0]
         width = plan[1]

@@ -16,8 +16,8 @@ from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.route import choose
-from ..threads.crew import BOARD, Crew
-from .calls import Plan, address_of, fields, laid, real, words
+from ..threads.crew import Crew
+from .calls import Plan, address_of, laid, opened, real
 from .linear import DTYPES, add_bias
 from .operands import memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import gathered, lay, most_rows, multiply_rows
@@ -30,10 +30,7 @@ def _server(lanes: int, storage: Storage) -> Any:
 
     @compiled()
     def serve(at: int) -> int:
-        call = fields(at)
-        board = words(call[0], BOARD)
-        plan = fields(call[1])
-        memory = fields(call[2])
+        call, board, plan, memory = opened(at)
         tokens = call[3]
         x = call[4]
         out = call[5]
