@@ -20,14 +20,14 @@ from .ceilings import multiply_add, read_blocks, read_memory
 from .declarations import Operation, operations, public_names
 from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work, warm_up_experts
 from .experts.in_place import experts_in_place, experts_of_blocks
-from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
+from .experts.nodes import NodeExperts, experts_by_node, numa_nodes
 from .experts.packing.in_rows import QuantisedRows, experts_in_rows
 from .experts.packing.rounded import pack_experts
 from .experts.packing.stored import pack_int4, pack_mxfp4
 from .experts.weights import Format, PackedExperts
 from .few_rows.decode import PagedDecode
 from .few_rows.experts import FewExperts
-from .few_rows.layer import Decodes, FewLayer
+from .few_rows.layer import Decodes, FewLayer, FewLayers
 from .few_rows.linear import FewLinear
 from .few_rows.operands import fits_few_rows
 from .few_rows.qkv import FewQkv

@@ -29,9 +29,9 @@ from ..declarations import operation, public, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..machine.parameters import parameters
 from ..threads.pull import pull
-from ..threads.team import on_node, team_size
+from ..threads.team import helping_cpus, on_node, team_size, usable_cpus
 from .activations import empty_activations
-from .nodes import NodeExperts
+from .nodes import NodeExperts, numa_nodes
 from .products import FEW
 from .tasks import blocks_of, by_matrices, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
@@ -96,8 +96,8 @@ def fused_moe(
         Normed hidden states.
     experts : PackedExperts or NodeExperts
         The layer's experts from `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or
-        `pack_by_node`. With the last, the cores of each NUMA node compute with its own slice, and the slices' results
-        are summed in order.
+        `experts_by_node`. With the last, the cores of each NUMA node compute with its own slice, and what the slices
+        give is summed in order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
@@ -106,7 +106,7 @@ def fused_moe(
         Function of gate and up projection. With the second, that of GPT-OSS, gates and ups alternate in the rows of
         gate_up.
     gate_up_bias, down_bias : (E, 2 F) and (E, M) fp32 or torch.bfloat16, or uint16 that holds its bits, optional
-        Biases of the projections, both or none; not with `pack_by_node`.
+        Biases of the projections, both or none; not with `experts_by_node`.
     exact : bool
         Keep activations in fp32 for any number of tokens with FP32 and BF16 weights. Other tokens of the batch then
         change a token's result only by the order of its fp32 sums.
@@ -149,8 +149,8 @@ def fused_moe(
     clamped = is_clamped(activation)
     if isinstance(experts, NodeExperts) and (clamped or gate_up_bias is not None or down_bias is not None):
         raise ValueError(
-            "activation, gate_up_bias and down_bias must be left out for experts that are packed by node: use "
-            "pack_experts."
+            "activation, gate_up_bias and down_bias must be left out for experts that are divided by node: "
+            "leave them whole."
         )
     biases = biases_of(slices[0], gate_up_bias, down_bias)
     size = team_size(threads)
@@ -288,14 +288,18 @@ def _by_node(
     threads: int,
     out: NDArray[Any],
 ) -> None:
-    """Compute each slice on its node, side by side, and sum the results in fp32 in the order of the slices."""
+    """Compute each slice on its node, side by side, and sum the results in fp32 in the order of the slices.
+
+    Only CPUs that the calling thread and its helpers may use take part; where a node has none of them, they all do.
+    """
     total = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
     results = [total, *(np.empty_like(total) for _ in experts.slices[1:])]
     share = -(-threads // len(results))
-    running = [
-        on_node(partial(call, own, result, min(share, len(cpus)), cpus), cpus)
-        for own, result, cpus in zip(experts.slices, results, experts.nodes, strict=True)
-    ]
+    mine = usable_cpus() if threads == 1 else usable_cpus() | helping_cpus()
+    running = []
+    for own, result, node in zip(experts.slices, results, experts.nodes, strict=True):
+        cpus = node & mine or mine
+        running.append(on_node(partial(call, own, result, min(share, len(cpus)), cpus), cpus))
     wait(running)
     for slice_done in running:
         slice_done.result()
@@ -395,6 +399,8 @@ def warm_up_experts(
 ) -> None:
     """Compile `fused_moe` for such experts, activation and biases, for few and for many tokens per expert.
 
+    Where the computer has several NUMA nodes, that includes experts divided among them.
+
     Rows are of a dtype of numpy: float32, or uint16 that holds bfloat16 bits.
 
     Examples
@@ -413,6 +419,8 @@ def warm_up_experts(
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
         )
+    if len(numa_nodes()) > 1:
+        _store(np.zeros((1, 1), np.float32), np.zeros((1, 1), dtype))
 
 
 @work_of(fused_moe)

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Operand
 from ..declarations import public
-from ..threads.team import on_node, usable_cpus
-from .packing.rounded import checked_layer, pack_experts
-from .weights import GROUP, Format, PackedExperts
+from ..machine.huge_pages import empty_in_huge_pages
+from ..threads.team import on_node, process_cpus
+from .weights import ROWS, Matrices, PackedExperts
 
 _SYSTEM = Path("/sys/devices/system/node")
 
@@ -27,7 +26,7 @@ _SYSTEM = Path("/sys/devices/system/node")
 @public
 @dataclass(frozen=True)
 class NodeExperts:
-    """The routed experts of one layer in slices, one per node, packed by `pack_by_node`.
+    """The routed experts of one layer in slices, one per node, from `experts_by_node`.
 
     Attributes
     ----------
@@ -58,7 +57,7 @@ def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
     >>> len(numa_nodes()) >= 1
     True
     """
-    usable = usable_cpus()
+    usable = process_cpus()
     found = []
     for node in sorted(system.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cpus = frozenset(_listed((node / "cpulist").read_text())) & usable
@@ -76,66 +75,71 @@ def _listed(text: str) -> list[int]:
 
 
 @public
-def pack_by_node(
-    gate_up: Operand | Sequence[Operand],
-    down: Operand | Sequence[Operand],
-    *,
-    format: Format | str | None = None,
-    group: int = GROUP,
-    nodes: Sequence[Collection[int]] | None = None,
-) -> NodeExperts:
-    """Pack a layer's experts in slices, each by a thread of its node, so that it is in the node's memory.
+def experts_by_node(experts: PackedExperts, *, nodes: Sequence[Collection[int]] | None = None) -> NodeExperts:
+    """Divide a layer's packed experts into slices, each copied by a thread of its node, into the node's memory.
+
+    Slices keep the numbers and the format of the weights. With one node they stay where they are.
 
     Parameters
     ----------
-    gate_up : (E, 2 F, M), or E matrices (2 F, M)
-    down : (E, M, F), or E matrices (M, F)
-    format, group
-        As of `pack_experts`, like the weights' types.
+    experts : PackedExperts
     nodes : sequence of collections of CPUs, optional
         CPUs of each node, by default those of this computer (`numa_nodes`).
 
     Returns
     -------
     NodeExperts
-        For `fused_moe`.
+        For `fused_moe`; the whole experts are no longer needed.
 
     Raises
     ------
-    TypeError, ValueError
-        As of `pack_experts`, and if a node has no CPU or there are more nodes than groups of the inner dim.
+    ValueError
+        If a node has no CPU, or there are more nodes than pieces of the inner dim (`PackedExperts.pieces`).
 
     Examples
     --------
-    >>> gate_up, down = np.ones((2, 512, 4), np.float32), np.ones((2, 4, 256), np.float32)
-    >>> [own.down.dim for own in pack_by_node(gate_up, down, nodes=[{0}, {0}]).slices]
+    >>> from kernels_cpu import pack_experts
+    >>> experts = pack_experts(np.ones((2, 512, 4), np.float32), np.ones((2, 4, 256), np.float32))
+    >>> [own.down.dim for own in experts_by_node(experts, nodes=[{0}, {0}]).slices]
     [128, 128]
     """
-    first, second = checked_layer(gate_up, down)
     chosen = tuple(map(frozenset, numa_nodes() if nodes is None else nodes))
-    inner = second[0].shape[1]
-    units = -(-inner // group)
-    if not all(chosen) or not 1 <= len(chosen) <= units:
+    if not all(chosen) or not 1 <= len(chosen) <= experts.pieces:
         raise ValueError(
-            f"nodes must each have a CPU and be at most {units}, the groups of {group} in the inner dim {inner}, not "
-            f"{[sorted(node) for node in chosen]}: leave them out for this computer's."
+            f"nodes must each have a CPU and be at most {experts.pieces}, the pieces of the inner dim "
+            f"{experts.down.dim}, not {[sorted(node) for node in chosen]}: leave them out for this computer's, or the "
+            "experts whole."
         )
-    packing = []
-    for own, cpus in zip(np.array_split(range(units), len(chosen)), chosen, strict=True):
-        bounds = (own[0] * group, min(inner, (own[-1] + 1) * group))
-        packing.append(on_node(functools.partial(_slice, first, second, bounds, format, group), cpus))
-    return NodeExperts(tuple(packed.result() for packed in packing), chosen)
+    if len(chosen) == 1:
+        return NodeExperts((experts,), chosen)
+    piece = experts.down.dim // experts.pieces
+    copying = []
+    for own, cpus in zip(np.array_split(range(experts.pieces), len(chosen)), chosen, strict=True):
+        bounds = (int(own[0]) * piece, int(own[-1] + 1) * piece)
+        copying.append(on_node(functools.partial(_slice, experts, *bounds), cpus))
+    return NodeExperts(tuple(copied.result() for copied in copying), chosen)
 
 
-def _slice(
-    gate_up: Sequence[NDArray[Any]],
-    down: Sequence[NDArray[Any]],
-    bounds: tuple[int, int],
-    format: Format | str | None,
-    group: int,
-) -> PackedExperts:
-    """Pack the columns begin .. end - 1 of the inner dim of all experts."""
-    begin, end = bounds
-    inner = down[0].shape[1]
-    both = [np.concatenate([m[begin:end], m[inner + begin : inner + end]]) for m in gate_up]
-    return pack_experts(both, [m[:, begin:end] for m in down], format=format, group=group)
+def _slice(experts: PackedExperts, begin: int, end: int) -> PackedExperts:
+    """Copy the rows begin .. end - 1 of gates and of ups, and these columns of downs."""
+    up = experts.gate_up
+    down = experts.down
+    gates = slice(begin // ROWS, end // ROWS)
+    ups = slice((down.dim + begin) // ROWS, (down.dim + end) // ROWS)
+    steps = slice(begin // down.format.per_word, end // down.format.per_word)
+    groups = slice(begin // down.group, end // down.group) if down.format.scaled else slice(0)
+    both = [_joined([held[:, gates], held[:, ups]], 1) for held in (up.words, up.scales)]
+    columns = [_joined([down.words[:, :, steps]], 2), _joined([down.scales[:, :, groups]], 2)]
+    return PackedExperts(
+        Matrices(*both, 2 * (end - begin), up.dim, up.format, up.group),
+        Matrices(*columns, down.rows, end - begin, down.format, down.group),
+    )
+
+
+def _joined(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:
+    """A copy of parts, joined along an axis, in memory that no thread has touched before."""
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    found = empty_in_huge_pages(tuple(shape), parts[0].dtype)
+    np.concatenate(parts, axis, out=found)
+    return found

@@ -170,6 +170,12 @@ class PackedExperts:
         return self.gate_up.format
 
     @property
+    def pieces(self) -> int:
+        """Most slices of the inner dim with whole blocks of rows and whole groups of columns."""
+        piece = math.lcm(ROWS, self.down.group) if self.format.scaled else ROWS
+        return 1 if self.down.dim % piece else self.down.dim // piece
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all experts."""
         return self.gate_up.nbytes + self.down.nbytes

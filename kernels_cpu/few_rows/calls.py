@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..codegen.compiled import compiled, emitted
 from ..codegen.vector_ir import I64
 from ..codegen.views import pointer
+from ..threads.clock import nanoseconds
 from ..threads.crew import BOARD
 
 _FORM = types.int64(types.int64)
@@ -79,14 +80,19 @@ def _call(typing: Any, code: Any, address: Any) -> Any:
 
 
 @compiled()
-def make_calls(codes: Any, calls: Any) -> int:
+def make_calls(codes: Any, calls: Any, ends: Any) -> int:
     """Make calls one after the other, of work that returns 0 if all is well; -1, or the place of the first that failed.
 
-    codes (n,) holds the addresses of the work, calls (n,) those of the numbers.
+    codes (n,) holds the addresses of the work, calls (n,) those of the numbers. Each of len(ends) layers has as many.
+    ends[i] becomes the time at which layer i ended [ns].
     """
-    for place in range(len(codes)):
-        if _call(codes[place], calls[place]):
-            return place
+    done = 0
+    for layer in range(len(ends)):
+        for _ in range(len(codes) // len(ends)):
+            if _call(codes[done], calls[done]):
+                return done
+            done += 1
+        ends[layer] = nanoseconds()
     return -1
 
 

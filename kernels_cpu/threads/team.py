@@ -35,6 +35,13 @@ def usable_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def process_cpus() -> frozenset[int]:
+    """Numbers of the cores that the process may use, in whichever thread that is asked."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(os.getpid()))
+    return usable_cpus()
+
+
 _making = threading.Lock()
 
 
@@ -53,9 +60,7 @@ def workers(cpus: frozenset[int]) -> ThreadPoolExecutor:
 def helping_cpus() -> frozenset[int]:
     """The CPUs of threads that help the calling one: its own, or where it has but one, the others of the process."""
     own = usable_cpus()
-    if len(own) > 1 or not hasattr(os, "sched_getaffinity"):
-        return own
-    return frozenset(os.sched_getaffinity(os.getpid())) - own or own
+    return own if len(own) > 1 else process_cpus() - own or own
 
 
 def pin(cpus: frozenset[int]) -> None:

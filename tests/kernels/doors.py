@@ -409,13 +409,13 @@ def _grouped_gemm(random: Random) -> Operands:
     return operands
 
 
-WAYS_TO_PACK = {"pack_experts", "experts_in_place", "experts_of_blocks", "pack_by_node"}
+WAYS_TO_PACK = {"pack_experts", "experts_in_place", "experts_of_blocks", "experts_by_node"}
 
 
 def _packed_experts(random: Random) -> Operands:
     """`packed` tells how the weights get to the op, in which format."""
     packed = random.choice(
-        ("pack_experts", "experts_in_place", "experts_in_place", "experts_of_blocks", "pack_by_node")
+        ("pack_experts", "experts_in_place", "experts_in_place", "experts_of_blocks", "experts_by_node")
     )
     T, E = random.choice((0, 1, 3, 20)), random.choice((1, 3))
     M, F = random.choice(((64, 32), (128, 96)))
@@ -436,7 +436,7 @@ def _packed_experts(random: Random) -> Operands:
     }
     if packed == "pack_experts" and random.random() < 0.3:
         operands |= {name: list(operands[name].unbind()) for name in ("gate_up", "down")}
-    if packed != "pack_by_node" and random.random() < 0.5:
+    if packed != "experts_by_node" and random.random() < 0.5:
         kind = random.choice((FP32, BF16))
         biases = {"gate_up_bias": numbers(random, kind, E, 2 * F), "down_bias": numbers(random, kind, E, M)}
         operands |= {"activation": "swiglu-clamped", **biases}
@@ -455,8 +455,8 @@ def _layer_reference(gate_up: Any, down: Any, **operands: Any) -> Any:
 def _experts(packed: str, gate_up: Any, down: Any, form: Format | None) -> Any:
     if packed == "experts_in_place":
         return kernels.experts_in_place(gate_up, down)
-    if packed == "pack_by_node":
-        return kernels.pack_by_node(gate_up, down, format=form, group=64, nodes=[{0}])
+    if packed == "experts_by_node":
+        return kernels.experts_by_node(kernels.pack_experts(gate_up, down, format=form, group=64), nodes=[{0}])
     experts = kernels.pack_experts(gate_up, down, format=form, group=64)
     if packed == "pack_experts":
         return experts

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from kernels_cpu import fused_moe, fused_moe_reference, numa_nodes, pack_by_node, pack_experts
+from kernels_cpu import Format, NodeExperts, experts_by_node, fused_moe, fused_moe_reference, numa_nodes, pack_experts
 from kernels_cpu.threads.team import on_node, usable_cpus
 
 CPUS = sorted(usable_cpus())
@@ -24,16 +24,19 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return h, np.array([rng.permutation(3)[:2] for _ in range(9)]), weights
 
 
-@pytest.mark.parametrize("form", ["fp32", "int4"])
+@pytest.mark.parametrize("form", Format)
 @pytest.mark.parametrize("nodes", [NODES, [{CPUS[0]}], [{CPUS[0]}] * 3])
 def test_slices_give_what_the_whole_gives(form, nodes):
-    gate_up, down = layer(400)
-    sliced, whole = pack_by_node(gate_up, down, format=form, nodes=nodes), pack_experts(gate_up, down, format=form)
-    assert sum(part.down.dim for part in sliced.slices) == 400
+    whole = pack_experts(*layer(384), format=form)
+    sliced = experts_by_node(whole, nodes=nodes)
+    assert sum(part.down.dim for part in sliced.slices) == 384
+    assert sliced.nbytes == whole.nbytes
     h, ids, weights = batch()
     want = fused_moe_reference(h, whole, ids, weights)
     found = fused_moe(h, sliced, ids, weights, out=np.empty_like(h))
-    assert np.linalg.norm(found - want) / np.linalg.norm(want) < (1e-6 if form == "fp32" else 2e-2)
+    assert np.linalg.norm(found - want) / np.linalg.norm(want) < (
+        2e-2 if form.scaled else 1e-2 if form is Format.BF16 else 1e-6
+    )
     np.testing.assert_array_equal(fused_moe(h, sliced, ids, weights, threads=1), found)
 
 
@@ -53,5 +56,21 @@ def test_nodes_are_read_from_the_system_and_limited_to_what_this_process_may_use
 
 @pytest.mark.parametrize("nodes", [[], [set()], [{0}] * 5])
 def test_nodes_that_make_no_slices_are_refused(nodes):
-    with pytest.raises(ValueError, match="nodes must each have a CPU and be at most 4, the groups of 128"):
-        pack_by_node(*layer(400), nodes=nodes)
+    with pytest.raises(ValueError, match="each have a CPU and be at most 4, the pieces of the inner dim 512"):
+        experts_by_node(pack_experts(*layer(512), format="int8"), nodes=nodes)
+
+
+def test_experts_with_a_part_of_a_block_stay_whole():
+    whole = pack_experts(*layer(400))
+    assert whole.pieces == 1
+    assert experts_by_node(whole, nodes=NODES[:1]).slices == (whole,)
+    with pytest.raises(ValueError, match="or the experts whole"):
+        experts_by_node(whole, nodes=NODES)
+
+
+def test_a_slice_whose_node_is_not_for_the_calling_thread_is_computed_where_it_may_run():
+    sliced = experts_by_node(pack_experts(*layer(384)), nodes=NODES)
+    elsewhere = NodeExperts(sliced.slices, (frozenset({CPUS[0]}), frozenset({5000})))
+    h, ids, weights = batch()
+    want = fused_moe(h, sliced, ids, weights)
+    np.testing.assert_array_equal(fused_moe(h, elsewhere, ids, weights), want)

@@ -15,6 +15,7 @@ from kernels_cpu import (
     Decodes,
     FewExperts,
     FewLayer,
+    FewLayers,
     FewLinear,
     FewQkv,
     FewRoute,
@@ -261,8 +262,9 @@ def test_attention_is_that_of_the_single_operations_bit_by_bit(T, cached, dtype,
     st.booleans(),
     OPTIONS,
     st.integers(1, 3),
+    st.integers(1, 3),
 )
-def test_a_layer_in_one_call_is_its_stages_one_by_one_bit_by_bit(T, dtype, form, biased, options, threads):
+def test_layers_in_one_call_are_their_stages_one_by_one_bit_by_bit(T, dtype, form, biased, options, threads, count):
     """Also the second call of a thread with as many rows, and the keys and values that are appended."""
     torch.manual_seed(T)
     M, H, K, D, E, k, F, b = 64, 4, 2, 16, 8, 3, 32, 8
@@ -282,19 +284,29 @@ def test_a_layer_in_one_call_is_its_stages_one_by_one_bit_by_bit(T, dtype, form,
     other = kv.clone()
     if options["sinks"] is not None:
         options |= {"sinks": torch.full((H,), options["sinks"])}
-    layer = FewLayer(qkv, PagedDecode(kv, H), out, router, experts, **options)
+    layers = FewLayers([FewLayer(qkv, PagedDecode(kv, H), out, router, experts, **options)] * count)
     cache = PagedDecode(other, H)
     for _ in range(2):
-        x = numbers(dtype, T, M)
-        q, keys, values = qkv(x, last)
-        cache.append(slots, keys, values)
-        attended = out(cache(q, table, lengths, **options), x)
-        h, gates = router(attended)
-        want = attended + experts(h, gates)
-        found = layer(x, Decodes(last, slots, table, lengths), threads=threads)
-        assert found[0].equal(want)
-        assert found[1].equal(gates)
+        x = want = numbers(dtype, T, M)
+        before = x.clone()
+        chosen = []
+        for _ in range(count):
+            q, keys, values = qkv(want, last)
+            cache.append(slots, keys, values)
+            attended = out(cache(q, table, lengths, **options), want)
+            h, gates = router(attended)
+            want = attended + experts(h, gates)
+            chosen.append(gates)
+        begun = time.perf_counter()
+        following, gates, ends = layers(x, Decodes(last, slots, table, lengths), threads=threads)
+        past = time.perf_counter()
+        assert following.equal(want)
+        assert gates.equal(torch.stack(chosen))
         assert kv.equal(other)
+        assert x.equal(before)
+        assert len(ends) == count
+        if FewLayers.TELLS_TIME:
+            assert np.all(np.diff([begun, *ends, past]) > 0)
 
 
 def test_threads_share_a_layer():
@@ -305,7 +317,7 @@ def test_threads_share_a_layer():
     router = FewRoute(numbers(BF16, M), numbers(BF16, E, M), 2)
     experts = FewExperts(pack_experts(numbers(FP32, E, 2 * F, M), numbers(FP32, E, M, F)))
     qkv = FewQkv(numbers(BF16, M), numbers(BF16, 64, M), rope_table(16, 50), 2, 1)
-    layer = FewLayer(qkv, PagedDecode(numbers(BF16, 10, 1, 2, 4, 16), 2), out, router, experts)
+    layer = FewLayers([FewLayer(qkv, PagedDecode(numbers(BF16, 10, 1, 2, 4, 16), 2), out, router, experts)])
     xs = [numbers(BF16, T, M) for T in (1, 2, 3, 4)]
     blocks = torch.arange(10).split([1, 2, 3, 4])  # calls with unlike rows store theirs in blocks of their own
     decodes = [Decodes(each % 4, each * 4, each[:, None].int(), torch.ones_like(each)) for each in blocks]
@@ -315,7 +327,7 @@ def test_threads_share_a_layer():
     def many(seed):
         for T in np.random.default_rng(seed).integers(0, 4, 300).tolist():
             found = layer(xs[T], decodes[T], threads=1 + seed % 2)
-            if not all(one.equal(want) for one, want in zip(found, right[T], strict=True)):
+            if not all(one.equal(want) for one, want in zip(found[:2], right[T][:2], strict=True)):
                 wrong.append((seed, T))
 
     callers = [threading.Thread(target=many, args=(seed,)) for seed in (1, 2, 3)]
@@ -330,9 +342,20 @@ def test_a_layer_is_read_by_several_threads_where_its_sequences_are_long():
     stages = WIDE_QKV, PagedDecode(WIDE_KV, 2), OUT, ROUTE, FewExperts(FOUR)
     whole, windowed = FewLayer(*stages), FewLayer(*stages, window=8)
     long = Decodes(ZERO, ZERO, np.zeros((1, 1), np.int32), ZERO + (1 << 30))
-    assert whole.reads_alone(FIRST)
-    assert not whole.reads_alone(long)
-    assert windowed.reads_alone(long)
+    assert FewLayers([whole]).reads_alone(FIRST)
+    assert not FewLayers([whole]).reads_alone(long)
+    assert FewLayers([windowed]).reads_alone(long)
+    assert not FewLayers([windowed, whole, windowed]).reads_alone(long)
+
+
+def test_a_later_layer_that_fails_names_the_operand():
+    stages = OUT, ROUTE, FewExperts(FOUR)
+    small = FewLayer(WIDE_QKV, PagedDecode(WIDE_KV, 2), *stages)
+    large = FewLayer(WIDE_QKV, PagedDecode(np.zeros((2, 1, 2, 4, 16), np.float32), 2), *stages)
+    second = Decodes(ZERO, ZERO + 4, np.ones((1, 1), np.int32), ZERO + 1)
+    FewLayers([large, large])(X, second)
+    with pytest.raises(ValueError, match=r"slots must be in \[0, 4\), not 4"):
+        FewLayers([large, small])(X, second)
 
 
 def test_helpers_join_call_after_call_and_rest_in_between():
@@ -405,7 +428,7 @@ def layered(positions=0, slot=0, block=0, length=1, *, x=X, heads=2, router=ROUT
     """A call of a layer for one token."""
     stages = OUT, router, FewExperts(FOUR)
     places = [ZERO + positions, ZERO + slot, np.full((1, 1), block, np.int32), ZERO + length]
-    return FewLayer(WIDE_QKV, PagedDecode(WIDE_KV, heads), *stages)(x, Decodes(*places))
+    return FewLayers([FewLayer(WIDE_QKV, PagedDecode(WIDE_KV, heads), *stages)])(x, Decodes(*places))
 
 
 def attended(table, lengths, threads=1):
@@ -435,6 +458,7 @@ def attended(table, lengths, threads=1):
         (lambda: layered(x=np.ones((2, 32), np.float32)), ValueError, "x must have one row per decode, 1, not 2"),
         (lambda: layered(heads=4), ValueError, "the stages must be of one model"),
         (lambda: layered(router=FewRoute(X[0], W, 1)), ValueError, "4 experts at most, not 8"),
+        (lambda: FewLayers([]), ValueError, "layers must have rows of one format"),
         (lambda: Decodes(ZERO, ZERO, ZERO[None], ZERO), ValueError, r"table must be \(1, W\) int32"),
         (lambda: Decodes(ZERO, np.zeros(2, np.int64), ZERO[None], ZERO), ValueError, r"slots must be \(1,\) int64"),
         (lambda: FewExperts(EXPERTS)(X, np.zeros((1, 2), np.float32), X[:, :2]), ValueError, r"residual must be"),

@@ -16,12 +16,12 @@ from kernels_cpu import (
     CodePath,
     Format,
     PackedExperts,
+    experts_by_node,
     experts_in_place,
     experts_of_blocks,
     fused_moe,
     fused_moe_reference,
     fused_moe_work,
-    pack_by_node,
     pack_experts,
     pack_int4,
     pack_mxfp4,
@@ -107,7 +107,8 @@ def test_equals_float64_with_any_tokens_per_expert(tokens, experts, data, shape,
 def test_rows_in_bf16_give_the_sums_in_fp32_rounded_once(by_node, tokens, form):
     weights = layer(3, SHAPES[1])
     nodes = [{cpu} for cpu in sorted(os.sched_getaffinity(0))[:2]]
-    packed = pack_by_node(*weights, format=form, nodes=nodes) if by_node else pack_experts(*weights, format=form)
+    packed = pack_experts(*weights, format=form)
+    packed = experts_by_node(packed, nodes=nodes[: packed.pieces]) if by_node else packed
     h, ids, scales = batch(tokens, 3, 2, SHAPES[1][0])
     rows = torch.from_numpy(h).bfloat16()
     want = torch.from_numpy(fused_moe(rows.float().numpy(), packed, ids, scales)).bfloat16()

@@ -11,11 +11,17 @@ import torch
 import workbench as wb
 from tests.live.world import FAMILIES, RUNNABLE, STREAMED, requests, scenario
 from workbench import kernels
+from workbench.engine import engine
 from workbench.engine.model import few_rows, forward, kv_cache
+from workbench.engine.model.whole_layers import runs_of
 from workbench.models import ModelConfig
+from workbench.pipeline.stack_graph import stack_graph
+from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import LayerStreaming, Sequential
+from workbench.schedules.base import Lowering, Step
 
-STAGES = ("FewLayer", "FewQkv", "FewLinear", "FewRoute", "FewExperts", "PagedDecode")
+STAGES = ("FewLayers", "FewQkv", "FewLinear", "FewRoute", "FewExperts", "PagedDecode")
 ASKED = requests((9, 5), (12, 12), vocab=512, seed=3)
 WAYS = {"resident": (RUNNABLE["all_gpu"], Sequential()), "streamed": (STREAMED, LayerStreaming())}
 
@@ -95,11 +101,11 @@ def test_tokens_are_those_of_the_single_operations(
     calls = counted(monkeypatch)
     found = wb.run(asked, schedule).tokens
     decodes = 11 * model.num_hidden_layers
-    whole = {"FewLayer": decodes, "FewLinear": 11}
+    whole = {"FewLayers": 11, "FewLinear": 11}
     single = dict.fromkeys(("FewQkv", "FewRoute", "FewExperts", "PagedDecode"), decodes) | {"FewLinear": decodes + 11}
     in_one_call = way == "resident" and not model.shared_expert_intermediate_size
     assert all(calls[name] >= count for name, count in (whole if in_one_call else single).items())
-    assert bool(calls["FewLayer"]) is in_one_call
+    assert calls["FewLayers"] == (11 if in_one_call else 0)
     calls.clear()
     without(monkeypatch)
     assert wb.run(asked, schedule).tokens == found
@@ -120,6 +126,75 @@ def test_experts_are_counted_alike_in_whole_layers(
     assert found.tokens == other.tokens
     assert found.expert_counts == other.expert_counts
     assert found.steps.expert_bytes == other.steps.expert_bytes
+
+
+DEEP = replace(FAMILIES["mixtral"], name="few-deep", hidden_size=64, intermediate_size=128, num_hidden_layers=5)
+
+
+@pytest.fixture(scope="module")
+def deep(make_model: Any) -> ModelConfig:
+    found: ModelConfig = make_model(DEEP, 7)
+    return found
+
+
+def sizes_of_calls(patch: pytest.MonkeyPatch) -> Counter[int]:
+    """Layers of each call that computes several at once."""
+    sizes = Counter[int]()
+    call = kernels.FewLayers.__call__
+
+    def noted(self: Any, *rest: Any, **how: Any) -> Any:
+        found = call(self, *rest, **how)
+        sizes[len(found[2])] += 1
+        return found
+
+    patch.setattr(kernels.FewLayers, "__call__", noted)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scheduler", "layers", "sizes"),
+    [
+        (Sequential(), ResourceAware(), 9, {5: 10}),
+        (Sequential(), ResourceAware(), 2, {2: 20, 1: 10}),
+        (Sequential(2), ResourceAware(), 9, {1: 100}),
+        (Sequential(), LayeredPrefill(granularity=4), 9, None),
+    ],
+)
+def test_layers_in_one_call_are_told_apart(
+    schedule: Any, scheduler: Any, layers: int, sizes: Any, deep: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a time of its own, in which no other task of the lane is at work, and follows the one before."""
+    of = scenario(deep, requests((9, 5, 3), (11, 11, 11), vocab=97, seed=3), RUNNABLE["all_gpu"])
+    asked = of.on(scheduler=scheduler)
+    with monkeypatch.context() as patch:
+        without(patch)
+        want = wb.run(asked, schedule)
+    monkeypatch.setattr(engine, "layers_at_once", lambda *_: layers)
+    seen = sizes_of_calls(monkeypatch)
+    found = wb.run(asked, schedule)
+    assert seen == sizes if sizes else len(seen) > 1
+    assert found.tokens == want.tokens
+    assert found.expert_counts == want.expert_counts
+    assert found.steps.expert_bytes == want.steps.expert_bytes
+    spans, others = list(found.timeline), list(want.timeline)
+    assert [(span.lane, span.name, span.iteration) for span in spans] == [
+        (span.lane, span.name, span.iteration) for span in others
+    ]
+    assert [span.after for span in spans] == [span.after for span in others]
+    edges = [edge for span in spans for edge in (span.start, span.end)]
+    assert edges == sorted(edges)
+    assert all(span.end > span.start for span in spans)
+
+
+def test_only_tasks_that_nothing_else_awaits_are_joined(deep: ModelConfig) -> None:
+    stack = stack_graph(RUNNABLE["all_gpu"], deep)
+    alone, by_turns = (Lowering(schedule, stack).tasks(Step.MIDDLE) for schedule in (Sequential(), Sequential(2)))
+    assert [(run.first, run.past) for run in runs_of(alone, 9)] == [(1, 6)]
+    assert [run.past - run.first for run in runs_of(by_turns, 9)] == [1] * 10
+    head = alone[-1]._replace(after=(3, 5))
+    assert [(run.first, run.past) for run in runs_of((*alone[:-1], head), 9)] == [(1, 4), (4, 6)]
+    waits = alone[4]._replace(after=(0, 3))
+    assert [(run.first, run.past) for run in runs_of((*alone[:4], waits, *alone[5:]), 9)] == [(1, 4), (4, 6)]
 
 
 def test_logits_in_bf16_are_as_near_as_rounding_lets_them(
@@ -145,7 +220,7 @@ def at_the_first_place(decodes: kernels.Decodes) -> kernels.Decodes:
 FIRST = {
     (kernels.FewQkv, "split"): torch.zeros_like,
     (kernels.FewQkv, "__call__"): torch.zeros_like,
-    (kernels.FewLayer, "__call__"): at_the_first_place,
+    (kernels.FewLayers, "__call__"): at_the_first_place,
 }
 
 

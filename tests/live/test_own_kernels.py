@@ -25,7 +25,7 @@ from workbench.engine.lanes.lane import Lane
 from workbench.engine.model.forward import Forward
 from workbench.kernels import (
     FewExperts,
-    FewLayer,
+    FewLayers,
     FewLinear,
     FewQkv,
     FewRoute,
@@ -69,7 +69,7 @@ NOT_CALLED = {
 }
 """Operations that no run calls, and why."""
 STORED = (fp8_weights, int4_codes, int4_weights, mxfp4_weights)
-FEW_ROWS = (PagedDecode, FewExperts, FewLayer, FewLinear, FewQkv, FewRoute)
+FEW_ROWS = (PagedDecode, FewExperts, FewLayers, FewLinear, FewQkv, FewRoute)
 WAYS: tuple[tuple[str, Schedule], ...] = (
     ("all_gpu", Sequential()),
     ("streamed", LayerStreaming()),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from traceback import clear_frames
 from typing import NamedTuple
 
@@ -26,9 +28,11 @@ from workbench.engine.lanes.lane import Action, Job
 from workbench.engine.lanes.meter import energy_meter
 from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.stopwatch import Stopwatch
+from workbench.engine.lanes.together import Together
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all, logprobs_of
+from workbench.engine.model.whole_layers import Run, layers_at_once, runs_of
 from workbench.engine.token_log import Listener, TokenLog
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.profile import Cores, Pace
@@ -99,6 +103,8 @@ class Engine:
         self._plan: tuple[int, Plan] | None = None  # under way, with its number
         self._blocks = BlockManager(0, 1, 0, 0)  # until the clock begins
         self._renew()
+        self._runs: dict[int, tuple[tuple[Task, ...], list[Run]]] = {}  # of the plans' tasks, by their id
+        self._layers_at_once = layers_at_once(scenario.model, scenario.precision)
         self.watch = Stopwatch()
         self.cores = self._division(scenario.machine)
         link = scenario.machine.link
@@ -291,7 +297,10 @@ class Engine:
         places = affinities(self.paced(plan), self.cores)
         self._executor.pin(places)
         self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
-        jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
+        together = self._together(plan, layouts)
+        jobs = self._executor.run(plan.tasks, self._actions(plan, layouts, together))
+        for each in together:
+            each.tell(jobs)
         afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
         ended = []
         for task, job, after in zip(plan.tasks, jobs, afters, strict=True):
@@ -328,6 +337,43 @@ class Engine:
                 self.timeline.spans.append(span)
         return busy
 
+    def _together(self, plan: Plan, layouts: list[RowLayout]) -> list[Together]:
+        """The layers of a plan that are computed at once."""
+        found = list[Together]()
+        for run in self._runs_of(plan.tasks):
+            part = plan.tasks[run.first].part or 0
+            for piece, layout in self._alike(run, plan.parts[part], layouts[part]):
+                for whole in self.forward.wholes(piece, layout):
+                    compute = partial(self.forward.compute_layers, whole, part, layout)
+                    found.append(Together(whole.first, whole.past, compute))
+        return found
+
+    def _runs_of(self, tasks: tuple[Task, ...]) -> list[Run]:
+        """The runs of layers of a plan's tasks, which are those of other plans, too."""
+        known = self._runs.get(id(tasks))
+        if known is None:  # the tasks are kept, so that no others get their id
+            known = self._runs[id(tasks)] = tasks, runs_of(tasks, self._layers_at_once)
+        return known[1]
+
+    def _alike(self, run: Run, batch: Batch, layout: RowLayout) -> Iterator[tuple[Run, RowLayout]]:
+        """The pieces of a run in which the rows are the same: in some layers those of prefills are missing."""
+        if batch.cut is None:
+            yield run, layout
+            return
+        first = run.first
+        for same, tasks in groupby(run.own, lambda task: batch.at(task.layer) is batch):
+            past = first + len(list(tasks))
+            yield Run(run.tasks, first, past), layout if same else layout.decodes_alone
+            first = past
+
+    def _actions(self, plan: Plan, layouts: list[RowLayout], together: list[Together]) -> list[Action | None]:
+        """The action of each task; the first of layers that are computed at once has that of all."""
+        actions = list[Action | None]()
+        for each in together:
+            actions += [self._action(task, plan.parts, layouts) for task in plan.tasks[len(actions) : each.first]]
+            actions += [each, *(None for _ in range(each.first + 1, each.past))]
+        return actions + [self._action(task, plan.parts, layouts) for task in plan.tasks[len(actions) :]]
+
     def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Action | None:
         """The action of a task, None if it has nothing to do."""
         forward = self.forward
@@ -362,7 +408,8 @@ class Engine:
         self.forward.embed(part, ids)
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        self.forward.compute_segment(task.node.stages, task.layer, task.part or 0, layout)
+        for stage in task.node.stages:
+            self.forward.compute(stage, task.layer, task.part or 0, layout)
 
     def _compute_late(self, task: Task, layout: RowLayout) -> None:
         for stage in task.node.stages:

@@ -150,7 +150,7 @@ def fused_moe(
         Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
-        From `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or
+        From `pack_experts`, `pack_int4`, `pack_mxfp4`, `experts_of_blocks`, `experts_in_place` or `experts_by_node`; or
         gate_up (P, 2 F, M) and down (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups,
         which alternate where the activation is "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous

@@ -64,7 +64,7 @@ def computer(system: System, cores: int, family: str) -> Iterator[Finding]:
     cache = f", last-level cache {system.last_cache}" if system.last_cache else ""
     yield Finding("CPU", f"{name} ({family}), {cores} cores for this process{cache}")
     nodes = numa_nodes()
-    together = "one NUMA node" if len(nodes) == 1 else f"{len(nodes)} NUMA nodes, among which experts can be divided"
+    together = "one NUMA node" if len(nodes) == 1 else f"{len(nodes)} NUMA nodes, which share the host's experts"
     yield Finding("memory nodes", together)
     memory = free_memory()
     short = memory.bytes < memory.whole / 4

@@ -502,7 +502,7 @@ class _Bench:
         It is less than times drift by from round to round, so it comes from passes with and without them by turns.
         """
         engine = self._engines.get(_WHOLE)
-        call = None if engine is None else engine.first_layer()
+        call = None if engine is None else engine.first_layers()
         if engine is None or call is None:
             return None
         engine.pace = self._pace(self._cores.alone)

@@ -16,9 +16,10 @@ from workbench.engine.devices.driver import Driver, Event
 from workbench.engine.devices.host import HostStream
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.lane import Job
+from workbench.engine.lanes.together import Together
 from workbench.engine.model.ops import RowLayout
 from workbench.hardware.profile import Pace
-from workbench.kernels import FewLayer
+from workbench.kernels import FewLayers
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockManager
@@ -28,7 +29,6 @@ from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import rows_of
 from workbench.stages import Rows, Stage
 
-LAYER = "layer"
 """Name of the stages of a layer that are computed in one call."""
 _CLOCK = HostStream()
 """Has the times of what the CPU computes."""
@@ -181,7 +181,7 @@ class TimedEngine(Engine):
     def __init__(self, prepared: Prepared, driver: Driver | None = None) -> None:
         super().__init__(prepared, driver=driver)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
-        self.in_one_call = False  # True to compute whole layers in one call where that can be done
+        self.in_one_call = False  # True to compute layers in one call where that can be done
         self._noted = list[tuple[_Noted, Event, Event, float]]()
         self._moves = list[Move]()
         self._streams = prepared.scenario.layer.streams
@@ -218,11 +218,11 @@ class TimedEngine(Engine):
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
-    def first_layer(self) -> FewLayer | None:
-        """The call that computes the first layer for one decode, if one does."""
-        node = self._lowering.stack.at(0)[0]
-        whole = None if node is None else self.forward.whole(node.stages, 0, RowLayout.smallest())
-        return None if whole is None else whole.call
+    def first_layers(self) -> FewLayers | None:
+        """The call that computes the first layers for one decode, if one does."""
+        runs = self._runs_of(self._lowering.tasks(Step.MIDDLE))
+        wholes = self.forward.wholes(runs[0], RowLayout.smallest())
+        return wholes[0].call if wholes else None
 
     def layout(self, shape: Shape) -> RowLayout:
         """The layout of a shape's rows in the last plan, which had that shape."""
@@ -243,15 +243,14 @@ class TimedEngine(Engine):
         return self.pace
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        if self.in_one_call and self.forward.whole(task.node.stages, task.layer, layout) is not None:
-            rows = partial(part_rows, layout)
-            self._note(_Noted(LAYER, task.node.lane, True, rows), partial(super()._compute, task, layout))
-            return
         for stage in task.node.stages:
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, layout)
             resident = stage.op.has_weights and not self._streams(stage)
             rows = partial(_stage_rows, stage, layout)
             self._note(_Noted(stage.op.name, task.node.lane, resident, rows), work)
+
+    def _together(self, plan: Plan, layouts: list[RowLayout]) -> list[Together]:
+        return super()._together(plan, layouts) if self.in_one_call else []
 
     def _embed(self, part: int, batch: Batch) -> None:
         rows = partial(Rows, prefill=batch.rows.tokens)

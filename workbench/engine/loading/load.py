@@ -17,7 +17,7 @@ from workbench.core.units import PACKED
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.loading.stored import Stored, host_memory, pack, packed
+from workbench.engine.loading.stored import Stored, divided, host_memory, pack, packed
 from workbench.engine.loading.tensors import Source, Tensors, operands, tables
 from workbench.hardware import usable_cores
 from workbench.models import ModelConfig
@@ -39,11 +39,13 @@ def load(
     control: Control,
     *,
     unpacked: Collection[tuple[int, Op]] = (),
+    by_node: Collection[tuple[int, Op]] = (),
 ) -> tuple[Tensors, Held]:
     """Read the tensors that belong to no layer, by name, and those of operations of layers.
 
     Routed experts are packed for Numba's kernel where it has one for them, except those in fp32 and bf16 that are to be
-    `unpacked`. A bar shows the progress, in bytes of memory. `control` may end the reading.
+    `unpacked`. Those `by_node` are divided among NUMA nodes, if there are several. A bar shows the progress, in bytes
+    held. `control` may end the reading.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def load(
     with tqdm(unit="B", unit_scale=True, desc=f"load {model.name}", delay=_PATIENCE, leave=False) as bar:
         reading = _Reading(control, bar)
         with Checkpoint(model, taken, reading.step) as files:
-            loader = _Loader(files, model, precision, unpacked, reading.step)
+            loader = _Loader(files, model, precision, unpacked, by_node, reading.step)
             bar.total = loader.bytes(taken)
             reading.do(loader.jobs(taken))
     return loader.tables, loader.held
@@ -126,6 +128,7 @@ class _Loader:
         model: ModelConfig,
         precision: Precision,
         unpacked: Collection[tuple[int, Op]],
+        by_node: Collection[tuple[int, Op]],
         step: Callable[[int], object],
     ) -> None:
         self.tables: Tensors = {}
@@ -134,6 +137,8 @@ class _Loader:
         self._model = model
         self._precision = precision
         self._unpacked = unpacked
+        self._by_node = by_node
+        self._dividing = threading.Lock()  # one layer at a time is held twice
         self._step = step
         self._sources = tables(model)
 
@@ -159,6 +164,9 @@ class _Loader:
         matrices = list[Stored]()
         if op.plain is experts and packs:
             matrices = pack(self._files, self._model, layer, op, self._precision, self._step)
+            if (layer, op) in self._by_node:
+                with self._dividing:
+                    matrices = divided(self._model, matrices)
             found = [each for each in found if each.matrices is None]
         others = [Stored(each.key, self._joined(each.sources).view(each.shape)) for each in found]
         self.held[layer, op] = [*matrices, *others]

@@ -28,11 +28,14 @@ from workbench.engine.loading.tensors import Operand, Tensors, operands
 from workbench.kernels import (
     CodePath,
     Format,
+    NodeExperts,
     PackedExperts,
     empty_in_huge_pages,
+    experts_by_node,
     experts_in_rows,
     experts_of_blocks,
     features,
+    numa_nodes,
     pack_experts,
     pack_int4,
     pack_mxfp4,
@@ -234,10 +237,44 @@ def _tensors(both: PackedExperts) -> Tensors:
     return found
 
 
+def divided(model: ModelConfig, matrices: list[Stored]) -> list[Stored]:
+    """Packed matrices of experts in a slice for each NUMA node, which lies there; as they are if they are not cut.
+
+    Experts with biases and those whose gates and ups alternate stay whole, and those with less than a slice per node.
+    """
+    nodes = numa_nodes()
+    whole = packed_of({each.key: each.tensor for each in matrices})
+    cut = model.family.activation == "swiglu" and not model.expert_vectors and len(nodes) <= whole.pieces
+    if len(nodes) == 1 or not cut:
+        return matrices
+    found = Tensors()
+    for number, own in enumerate(experts_by_node(whole, nodes=nodes).slices):
+        found |= {key + _of_node(number): tensor for key, tensor in _tensors(own).items()}
+    return _stored(found)
+
+
+def _of_node(number: int) -> str:
+    """End of the names of a node's tensors; the first node's have the names of whole experts."""
+    return f" of node {number}" if number else ""
+
+
 def packed_of(weights: Tensors) -> PackedExperts:
-    """The packed routed experts among an operation's weights."""
-    scales = weights.get("gate_up_scales"), weights.get("down_scales")
-    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
+    """The packed routed experts among an operation's weights, of the first node if they are in slices."""
+    return _packed_of(weights, 0)
+
+
+def experts_of(weights: Tensors) -> PackedExperts | NodeExperts:
+    """The packed routed experts among an operation's weights, whole or in slices."""
+    count = sum(key.startswith("gate_up_blocks") for key in weights)
+    if count == 1:
+        return packed_of(weights)
+    return NodeExperts(tuple(_packed_of(weights, number) for number in range(count)), numa_nodes())
+
+
+def _packed_of(weights: Tensors, node: int) -> PackedExperts:
+    end = _of_node(node)
+    scales = [weights.get(f"{key}_scales{end}") for key in ("gate_up", "down")]
+    return experts_of_blocks(*(weights[f"{key}_blocks{end}"] for key in ("gate_up", "down")), *scales)
 
 
 def in_rows(tensors: Tensors) -> Tensors:

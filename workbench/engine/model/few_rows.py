@@ -10,16 +10,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from workbench.engine.loading.stored import packed_of
+from workbench.engine.loading.stored import experts_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model import ops
 from workbench.engine.model.ops import Attention, Ops, RowLayout, options_of
 from workbench.kernels import (
     FewExperts,
     FewLayer,
+    FewLayers,
     FewLinear,
     FewQkv,
     FewRoute,
+    PackedExperts,
     PagedDecode,
     features,
     fits_few_rows,
@@ -46,13 +48,13 @@ class Held(NamedTuple):
     most : int
         Most rows that it takes.
     compute : Compute
-    stage : object
-        The kernel that holds the weights.
+    stage : object or None
+        The kernel that holds the weights; None where they are divided among NUMA nodes.
     """
 
     most: int
     compute: Compute
-    stage: FewQkv | FewLinear | FewRoute | FewExperts
+    stage: FewQkv | FewLinear | FewRoute | FewExperts | None
 
     def takes(self, rows: int) -> bool:
         """True if it computes so many rows."""
@@ -204,14 +206,14 @@ def _rows_of_step(flops: float, most: float) -> int:
 def _experts(model: ModelConfig, weights: Tensors) -> Held | None:
     if "gate_up_blocks" not in weights or not features().lanes:
         return None
-    packed = packed_of(weights)
+    packed = experts_of(weights)
     options = options_of(model, weights)
-    few = FewExperts(packed, **options)
+    few = FewExperts(packed, **options) if isinstance(packed, PackedExperts) else None
 
     def compute(layout: RowLayout, read: Tensors) -> Written:
         h = read["h"]
         threads = torch.get_num_threads()
-        if len(h) <= MOST:
+        if few is not None and len(h) <= MOST:
             return few(h, read["gates"], threads=threads)
         gates = read["gates"].numpy()
         half = gates.shape[1] // 2
@@ -236,7 +238,7 @@ def warm_up(model: ModelConfig, angles: torch.Tensor, dtype: torch.dtype, routed
     qkv.split(row.new_zeros(1, 3 * dim), first)
     FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
     FewRoute(row[0], row.new_zeros(size, size), 1)(row)
-    FewLayer.warm_up()
+    FewLayers.warm_up()
     if (held := _experts(model, routed)) is not None:
         width = routed["down_blocks"].shape[1]
         held.compute(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tqdm.auto import tqdm
 
@@ -26,7 +28,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.routed import Group, RoutedExperts
 from workbench.engine.model.weights import Weights, WeightStore
-from workbench.engine.model.whole_layers import Whole, WholeLayers
+from workbench.engine.model.whole_layers import Run, Whole, WholeLayers
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -86,6 +88,7 @@ class Forward:
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
         self._ran: set[tuple[int, str, Place]] = set()  # layers, their operations and the devices that computed them
+        self._called: dict[tuple[tuple[int, ...], Place], Whole] = {}  # whole layers, and the device that computed them
         self.decodes = 0
         size = scenario.memory.kv_block
         there = [layer for layer in layers if self._stack.kv_device(layer) is Place.GPU]
@@ -214,33 +217,28 @@ class Forward:
         """
         return self._weights.buffer.transfer(weights_of, page, present) if self._weights.buffer else None
 
-    def whole(self, stages: Sequence[Stage], layer: int, layout: RowLayout) -> Whole | None:
-        """The call that computes these stages of a layer at once; None where they are computed one by one."""
-        return self._whole.of(stages, layer, layout)
+    def wholes(self, run: Run, layout: RowLayout) -> list[Whole]:
+        """The calls that compute layers of a run at once; the stages of the others are computed one by one."""
+        return self._whole.of(run, layout)
 
-    def compute_segment(self, stages: Sequence[Stage], layer: int, part: int, layout: RowLayout) -> None:
-        """Compute stages one after the other, or all of a layer's in one call where few decodes can; see `compute`."""
-        whole = self.whole(stages, layer, layout)
-        if whole is None:
-            for stage in stages:
-                self.compute(stage, layer, part, layout)
-            return
+    def compute_layers(self, whole: Whole, part: int, layout: RowLayout) -> npt.NDArray[np.float64]:
+        """Compute all stages of some layers in one call; the times at which each ended. See `compute`."""
         self._control.check()
-        for stage in stages:
-            self._ran.add((layer, stage.op.name, _lane(stage)))
+        self._called[whole.layers, _lane(whole.device)] = whole
         key = (whole.device, part, "x")
         rows = layout.rows_of(RowClass.ALL)
-        x, gates = whole.call(_rows(self._buffers[key], rows), layout.few, threads=torch.get_num_threads())
+        x, gates, ends = whole.call(_rows(self._buffers[key], rows), layout.few, threads=torch.get_num_threads())
         if layout.skipped:
             self._place(key, layout, x)[rows] = x
         else:
             self._put(key, x)
-        self.routed.count_few(layer, gates)
+        self.routed.count_few(whole.layers, gates)
+        return ends
 
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute one stage of a part, on the device whose lane calls; raises StoppedError after a stop request."""
         self._control.check()
-        self._ran.add((layer, stage.op.name, _lane(stage)))
+        self._ran.add((layer, stage.op.name, _lane(stage.device)))
         if stage.op.keeps_kv:
             self._attend(stage, layer, part, layout)
         elif layout.has(stage.op.rows):
@@ -520,7 +518,7 @@ class Forward:
             "experts of decodes": self._choices(),
         }
         ran = {
-            "placement": self._ran,
+            "placement": self._ran | self._ran_whole(),
             "KV blocks and tokens per block": (len(self._cache.pools[0]), self._cache.block_size),
             "precision of weights and KV": self._weights.precision(FORMATS[self._cache.pools[0].dtype]),
             "experts of decodes": +self.routed.of_decodes,
@@ -539,6 +537,10 @@ class Forward:
     def _placement(self) -> set[tuple[int, str, Place]]:
         """Expected layers, operations and devices that compute them."""
         return {(layer, stage.op.name, stage.device) for layer, stage in self._computing()}
+
+    def _ran_whole(self) -> set[tuple[int, str, Place]]:
+        """Layers that were computed in one call with others, their operations and the devices."""
+        return {(*op, device) for (_, device), whole in self._called.items() for op in whole.ops}
 
     def _choices(self) -> Counter[str]:
         """Expected counts of experts of decodes, computed at once and one layer late."""
@@ -565,7 +567,7 @@ def _columns(gates: torch.Tensor, first: int, last: int) -> torch.Tensor:
     return torch.cat([half[:, first:last] for half in gates.chunk(2, dim=-1)], dim=-1)
 
 
-def _lane(stage: Stage) -> Place:
-    """The device whose lane calls; for a caller that is no lane, the device of the stage."""
+def _lane(device: Place) -> Place:
+    """The device whose lane calls; for a caller that is no lane, the one that it computes on."""
     name = threading.current_thread().name
-    return Place(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device
+    return Place(name.removeprefix("lane-")) if name.startswith("lane-") else device

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.lanes.control import Control
-from workbench.engine.loading.stored import packed_of
+from workbench.engine.loading.stored import experts_of, packed_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.kernels import (
     Decodes,
@@ -290,7 +290,7 @@ class OnDevice:
 def _matrices(weights: Tensors) -> Matrices:
     """The routed experts as `fused_moe` takes them: packed, or a pair."""
     if "gate_up_blocks" in weights:
-        return packed_of(weights)
+        return experts_of(weights)
     if "gate_up_scales" in weights:
         gate_up, down = (Quantised(weights[key], weights[f"{key}_scales"]) for key in ("gate_up", "down"))
         return gate_up, down

@@ -74,7 +74,7 @@ class RoutedExperts:
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
         self._chosen = list[tuple[_Choice, torch.Tensor]]()  # what was chosen, and the counts (2 experts,) on the card
         self._noted = list[tuple[_Choice, npt.NDArray[np.int32]]]()  # on the host: ids, plus E for those of decodes
-        self._of_few = list[tuple[int, torch.Tensor]]()  # layers and gates of few decodes
+        self._of_few = list[tuple[Sequence[int], torch.Tensor]]()  # layers and gates of few decodes
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._pages: dict[tuple[int, ...], torch.Tensor] = {}  # on the card, by the experts that are held
         self._lock = threading.Lock()
@@ -207,10 +207,10 @@ class RoutedExperts:
         with self._lock:
             self._chosen.append((choice, counts))
 
-    def count_few(self, layer: int, gates: torch.Tensor) -> None:
-        """Count the experts in the gates (T, 2 k) of few decodes, all of which are computed at once, later."""
+    def count_few(self, layers: Sequence[int], gates: torch.Tensor) -> None:
+        """Count the experts in the gates (layers, T, 2 k) of few decodes, all of which are computed at once, later."""
         with self._lock:
-            self._of_few.append((layer, gates))
+            self._of_few.append((layers, gates))
 
     def settle(self) -> None:
         """Count what was noted, and bring what was counted on the card, in one copy."""
@@ -230,16 +230,19 @@ class RoutedExperts:
             for (choice, _), counts in zip(chosen, every, strict=True):
                 self._add(choice, counts)
 
-    def _add_few(self, few: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def _add_few(self, few: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
         """Add the experts in the gates of few decodes, of stages that compute every expert at once."""
-        width = few[0][1].shape[1] // 2
+        width = few[0][1].shape[2] // 2
         every = self.counts.shape[1]
-        ids = [gates.numpy()[:, :width] + number * every for number, (_, gates) in enumerate(few)]
-        numbers = np.concatenate(ids).ravel().astype(np.int64)
-        counts = np.bincount(numbers, minlength=len(few) * every).reshape(len(few), every)
+        layers = [layer for some, _ in few for layer in some]
+        firsts = np.split(every * np.arange(len(layers)), np.cumsum([len(some) for some, _ in few]))
+        pairs = zip(few, firsts, strict=False)
+        ids = [(gates.numpy()[:, :, :width] + first[:, None, None]).ravel() for (_, gates), first in pairs]
+        numbers = np.concatenate(ids).astype(np.int64)
+        counts = np.bincount(numbers, minlength=len(layers) * every).reshape(len(layers), every)
         with self._lock:
             self._touched += int(np.count_nonzero(counts))
-            np.add.at(self.counts, [layer for layer, _ in few], counts)  # a layer may have several parts
+            np.add.at(self.counts, layers, counts)  # a layer may have several parts
             self.of_decodes["at once"] += len(numbers)
 
     def _add(self, choice: _Choice, counts: npt.NDArray[np.int64]) -> None:

@@ -32,7 +32,8 @@ class WeightStore:
     """The weights of a stack's operations on the host, each held once, here or where it stays.
 
     They are in the scenario's precision. Routed experts in fp32 or bf16 that a card computes are not packed; those in 4
-    or 8 bits are brought into rows when they are pinned, or go to the card. `control` may end the reading.
+    or 8 bits are brought into rows when they are pinned, or go to the card. Those that stay where the host computes are
+    divided among its NUMA nodes. `control` may end the reading.
     """
 
     def __init__(
@@ -46,11 +47,14 @@ class WeightStore:
         self.model = model
         self.driver = driver or HostDriver()
         layers = range(stack.layers)
-        wanted = [(layer, piece.op) for layer in layers for piece in _pieces(stack, stack.stages(layer), layer)]
+        wanted = [(layer, piece) for layer in layers for piece in _pieces(stack, stack.stages(layer), layer)]
         on_card = set[tuple[int, Op]]()
         if not self.driver.on_host:
             on_card = {(layer, piece.op) for layer in layers for piece in _pieces_of(stack, layer, Place.GPU)}
-        self.tables, self._held = load(model, precision, wanted, control or Control(), unpacked=on_card)
+        streamed = {(layer, piece.op) for layer, piece in wanted if piece.streamed}
+        every = [(layer, piece.op) for layer, piece in wanted]
+        stay = {each for each in every if each not in on_card and each not in streamed}
+        self.tables, self._held = load(model, precision, every, control or Control(), unpacked=on_card, by_node=stay)
 
     def pin(self, layer: int, op: Op) -> None:
         """Let the link read an operation's tensors in place, laid out as the gpu lane computes them."""

@@ -1,0 +1,46 @@
+"""Tasks that one action does at once, and the times of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.engine.lanes.lane import Job
+
+
+class Together:
+    """The action of the first of some tasks that follow one another on a lane; it does the work of all of them.
+
+    The others have no action until they are over, so that they wait for it and take no turn.
+
+    Parameters
+    ----------
+    first, past : int
+        Place of the first of them in the plan, and that behind the last.
+    compute : callable
+        Does their work, and gives the times at which each ended, as readings of `time.perf_counter`.
+    """
+
+    def __init__(self, first: int, past: int, compute: Callable[[], npt.NDArray[np.float64]]) -> None:
+        self.first = first
+        self.past = past
+        self._compute = compute
+        self._ends = list[float]()
+
+    def __call__(self) -> None:
+        """Do the work."""
+        self._ends = self._compute().tolist()
+
+    def tell(self, jobs: Sequence[Job]) -> None:
+        """Give the jobs of the plan, now that it is over, their times, and shares of the CPU time by their length."""
+        own = jobs[self.first : self.past]
+        edges = [own[0].start, *self._ends[: len(own) - 1], own[0].end]
+        cpu = own[0].cpu / (edges[-1] - edges[0])
+        for job, (start, end) in zip(own, pairwise(edges), strict=True):
+            job.action = self
+            job.start = start
+            job.end = end
+            job.cpu = cpu * (end - start)
