@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..declarations import public
 from ..machine.huge_pages import empty_in_huge_pages
 from ..threads.team import on_node, process_cpus
-from .weights import ROWS, Matrices, PackedExperts
+from .weights import ROWS, PackedExperts
 
 _SYSTEM = Path("/sys/devices/system/node")
 
@@ -128,11 +128,11 @@ def _slice(experts: PackedExperts, begin: int, end: int) -> PackedExperts:
     ups = slice((down.dim + begin) // ROWS, (down.dim + end) // ROWS)
     steps = slice(begin // down.format.per_word, end // down.format.per_word)
     groups = slice(begin // down.group, end // down.group) if down.format.scaled else slice(0)
-    both = [_joined([held[:, gates], held[:, ups]], 1) for held in (up.words, up.scales)]
-    columns = [_joined([down.words[:, :, steps]], 2), _joined([down.scales[:, :, groups]], 2)]
+    words, scales = (_joined([held[:, gates], held[:, ups]], 1) for held in (up.words, up.scales))
+    columns, of_columns = _joined([down.words[:, :, steps]], 2), _joined([down.scales[:, :, groups]], 2)
     return PackedExperts(
-        Matrices(*both, 2 * (end - begin), up.dim, up.format, up.group),
-        Matrices(*columns, down.rows, end - begin, down.format, down.group),
+        replace(up, words=words, scales=scales, rows=2 * (end - begin)),
+        replace(down, words=columns, scales=of_columns, dim=end - begin),
     )
 
 

@@ -159,7 +159,7 @@ class FewLayer:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What layers must have in common to be called together: rows' format and width, code path, experts per row."""
+        """Common to layers that can be called together: format and width of rows, code path, experts of a row."""
         qkv, _, _, route, _ = self.stages
         return qkv.storage, qkv.columns, qkv.lanes, route.k
 
@@ -313,7 +313,7 @@ class FewLayers:
         every = every.reshape(count, tokens, 2 * route.k)
         if failed >= 0:
             following = self._one_by_one(failed * count // len(self._codes), x, following, every, decodes)
-        return following, every, ends * 1e-9
+        return following, every, 1e-9 * ends.astype(np.float64)
 
     def _changing(self, at: int, to: int, to_gates: int, tokens: int, decodes: Decodes) -> NDArray[np.int64]:
         """The numbers that change: the first layer reads x there, and all of them read and write the following rows."""

@@ -141,6 +141,33 @@ def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
     assert sum(len(s.runs) for s in drawn) in (1, 2)
 
 
+def test_fresh_calibrations_alternate_with_a_few_settings_each(monkeypatch):
+    """Each setting is drawn for the calibration just before, and every way has its turn."""
+    Disturbed(monkeypatch, "none")
+    events = list[str]()
+    repeat = sim._repeat
+
+    def calibrated(model, device, refresh):
+        events.append("calibrated")
+        return replace(MACHINE, name=f"after {len(events)}")
+
+    def repeated(setting, say):
+        events.append("run")
+        repeat(setting, say)
+
+    monkeypatch.setattr(sim, "calibrate", calibrated)
+    monkeypatch.setattr(sim, "_repeat", repeated)
+    drawn = sim.bench_sim(["one", "two"], settings=10, repeats=1, seed=0, fresh=True, json=None, say=lambda line: None)
+    batch = ["calibrated", *["run"] * sim.FRESH]
+    assert events == ["calibrated"] * 2 + batch + batch + ["calibrated", "run", "run"]
+    assert [len(setting.runs) for setting in drawn] == [1] * 10
+    machines = {setting.scenario.machine.name.split(",")[0] for setting in drawn}
+    assert machines == {"after 3", "after 8", "after 13"}
+    half = len(sim.WAYS) // 2
+    turns = [*range(4), *range(half, half + 4), 4, 5]
+    assert [setting.schedule for setting in drawn] == [sim.WAYS[turn][1] for turn in turns]
+
+
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):
     Disturbed(monkeypatch)
     with pytest.raises(WorkbenchError, match="no run succeeded undisturbed; close other programs"):

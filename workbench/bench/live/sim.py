@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -99,6 +99,8 @@ FEWEST = 4
 BLOCK = 16
 MODELS = ("odd-mixtral", "odd-deep", "odd-qwen2", "odd-qwen3")
 """Models: Mixtral's layers, many thin layers in fp32, Qwen2-MoE's shared experts, Qwen3's small experts in fp32."""
+FRESH = 4
+"""Settings of a model between two calibrations, if each has a fresh one."""
 EXTRA = 5
 """Additional rounds, in which disturbed runs are repeated."""
 BOTTLENECK = 1.5
@@ -203,16 +205,18 @@ def requests_in_words(workload: Workload) -> str:
     return f"{len(workload)} x {lengths}{' arriving' if len(workload.arrival) else ''}"
 
 
-def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Setting]:
+def draw(
+    models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int | Sequence[int], first: int = 0
+) -> list[Setting]:
     """Draw settings at random; calibrated models and schedules take turns, so that each is drawn equally often.
 
-    Scheduler, requests, their lengths and arrivals, KV capacity and link are random.
+    Scheduler, requests, their lengths and arrivals, KV capacity and link are random. `first` is the turn to begin with.
     """
     random = np.random.default_rng(seed)
     settings = list[Setting]()
     while len(settings) < count:
         number = len(settings) % len(models)
-        turn = len(settings) // len(models)
+        turn = first + len(settings) // len(models)
         layer, schedule = WAYS[(turn + number * len(WAYS) // len(models)) % len(WAYS)]
         setting = _shortened(_drawn(random, layer, *models[number]), schedule)
         if setting is not None:
@@ -287,12 +291,15 @@ def bench_sim(
     settings: int,
     repeats: int,
     seed: int,
+    fresh: bool = False,
     json: Path | None,
     say: Callable[[str], None] = record.say,
 ) -> list[Setting]:
     """Calibrate, draw, run and compare; print a table with the residual of each setting by cause.
 
-    Settings without an undisturbed run are listed and left out of the errors.
+    With `fresh` a model is calibrated again before every `FRESH` of its settings, which are drawn after that: for a
+    computer whose speed changes within minutes. Settings without an undisturbed run are listed and left out of the
+    errors.
 
     Raises
     ------
@@ -300,11 +307,13 @@ def bench_sim(
         If no setting had an undisturbed run; or if a run failed, after all others are reported and recorded.
     """
     models = calibrated(names, say)
-    drawn = draw(models, settings, seed)
-    say(f"frozen before {settings} settings were drawn (seed {seed})")
     warm_up(models)
+    drawn = list[Setting]()
     try:
-        repeat_all(drawn, repeats, say)
+        for some in _in_batches(models, settings, seed, say) if fresh else [draw(models, settings, seed)]:
+            say(f"frozen before {len(some)} settings were drawn (seed {seed})")
+            drawn += some
+            repeat_all(some, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
     seen = [setting for setting in drawn if setting.runs]
@@ -322,6 +331,19 @@ def bench_sim(
     if failed:
         raise WorkbenchError(f"runs failed, each a defect of the engine: {'; '.join(failed)}.")
     return drawn
+
+
+def _in_batches(
+    models: Sequence[tuple[ModelConfig, Machine]], settings: int, seed: int, say: Callable[[str], None]
+) -> Iterator[list[Setting]]:
+    """Settings of one model after the other, each time drawn for this computer as it is calibrated then."""
+    for batch in range(-(-settings // FRESH)):
+        place = batch % len(models)
+        model = models[place][0]
+        machine = calibrate(model, device="cpu", refresh=True)
+        say(f"{model.name}: calibrated again, {machine.measured}")
+        turn = batch // len(models) * FRESH + place * len(WAYS) // len(models)
+        yield draw([(model, machine)], min(FRESH, settings - batch * FRESH), [seed, batch], turn)
 
 
 def calibrated(names: Sequence[str], say: Callable[[str], None]) -> list[tuple[ModelConfig, Machine]]:

@@ -202,7 +202,9 @@ class Forward:
 
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
-        x = self._buffers[Place.GPU, part, "x"][layout.on(self._driver.device).last_rows]
+        x = self._buffers[Place.GPU, part, "x"]
+        if layout.skipped or layout.prefill:
+            x = x[layout.on(self._driver.device).last_rows]
         held = self._few.logits if len(x) and self._driver.on_host else None
         if held is None or not held.takes(len(x)):
             return self._ops.logits(x)

@@ -22,6 +22,7 @@ from workbench.kernels import (
     Linear,
     Llama3,
     LongRope,
+    NodeExperts,
     PackedExperts,
     Quantised,
     Routing,
@@ -44,7 +45,7 @@ from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
 
-Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor] | tuple[Quantised, Quantised]
+Matrices: TypeAlias = PackedExperts | NodeExperts | tuple[torch.Tensor, torch.Tensor] | tuple[Quantised, Quantised]
 
 
 class Attention(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,10 +40,10 @@ def choose_all(
     """
     if not len(logits):
         return []
-    finite = torch.isfinite(torch.stack(torch.aminmax(logits))).all()  # of a NaN, both bounds are NaN
-    ids = sample(logits)
-    *chosen, is_finite = torch.cat((ids, finite[None].to(ids.dtype))).tolist()  # one wait for a card
-    if not is_finite:
+    bounds = torch.aminmax(logits)  # of a NaN, both are NaN
+    low, high, *numbers = torch.hstack((*bounds, sample(logits))).tolist()  # in fp32; one wait for a card
+    chosen = list(map(int, numbers))
+    if not math.isfinite(high - low):
         raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
     for row, (request, line) in enumerate(zip(requests, tokens, strict=True)):
         how = request.sampling

@@ -115,17 +115,13 @@ class WholeLayers:
 
     def _find(self, run: Run) -> Iterator[Whole]:
         """The calls for layers in which nothing but the rows and their KV entries changes from pass to pass."""
-        layers = {place: self._layer(run.tasks[place]) for place in range(run.first, run.past)}
-        for kind, places in groupby(layers, lambda place: layers[place] and layers[place].kind):
+        past = run.first
+        for kind, group in groupby((self._layer(task) for task in run.own), lambda layer: layer and layer.kind):
+            layers = list(group)
+            first = past
+            past += len(layers)
             if kind is not None:
-                yield self._joined(run.tasks, {place: layers[place] for place in places})
-
-    def _joined(self, tasks: Sequence[Task], layers: Mapping[int, FewLayer]) -> Whole:
-        first, past = min(layers), max(layers) + 1
-        own = tasks[first:past]
-        ops = [(task.layer, stage.op.name) for task in own for stage in task.node.stages]
-        device = own[0].node.stages[0].device
-        return Whole(first, past, FewLayers([*layers.values()]), device, tuple(task.layer for task in own), tuple(ops))
+                yield _joined(run.tasks, first, [layer for layer in layers if layer is not None])
 
     def _layer(self, task: Task) -> FewLayer | None:
         """The kernel of a task's layer, if it has one."""
@@ -147,6 +143,14 @@ class WholeLayers:
                     return None
                 kernels.append(held.stage)
         return layer_of(kernels, cache, ops.attention)
+
+
+def _joined(tasks: Sequence[Task], first: int, layers: Sequence[FewLayer]) -> Whole:
+    own = tasks[first : first + len(layers)]
+    numbers = tuple(task.layer for task in own)
+    ops = [(task.layer, stage.op.name) for task in own for stage in task.node.stages]
+    device = own[0].node.stages[0].device
+    return Whole(first, first + len(own), FewLayers(layers), device, numbers, tuple(ops))
 
 
 def layers_at_once(model: ModelConfig, precision: Precision) -> int:
