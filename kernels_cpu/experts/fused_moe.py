@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 from itertools import pairwise
@@ -291,22 +291,38 @@ def _by_node(
     """Compute each slice on its node, side by side, and sum the results in fp32 in the order of the slices.
 
     Only CPUs that the calling thread and its helpers may use take part; where a node has none of them, they all do.
+    Threads are shared out by the nodes' CPUs; with fewer threads than slices, as many slices at once as threads.
     """
     total = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
     results = [total, *(np.empty_like(total) for _ in experts.slices[1:])]
-    share = -(-threads // len(results))
     mine = usable_cpus() if threads == 1 else usable_cpus() | helping_cpus()
-    running = []
-    for own, result, node in zip(experts.slices, results, experts.nodes, strict=True):
-        cpus = node & mine or mine
-        running.append(on_node(partial(call, own, result, min(share, len(cpus)), cpus), cpus))
-    wait(running)
-    for slice_done in running:
-        slice_done.result()
+    where = [node & mine or mine for node in experts.nodes]
+    every = list(zip(experts.slices, results, where, strict=True))
+    for begin in range(0, len(every), threads):
+        some = every[begin : begin + threads]
+        shares = _shares(threads, [len(cpus) for *_, cpus in some])
+        running = [
+            on_node(partial(call, own, result, share, cpus), cpus)
+            for (own, result, cpus), share in zip(some, shares, strict=True)
+        ]
+        wait(running)
+        for slice_done in running:
+            slice_done.result()
     for result in results[1:]:
         total += result
     if total is not out:
         _store(total, out)
+
+
+def _shares(threads: int, cpus: Sequence[int]) -> list[int]:
+    """Threads of teams with so many CPUs each: one at least, as many as CPUs at most, and no more than all together.
+
+    >>> _shares(12, [8, 4]), _shares(3, [8, 8]), _shares(2, [60, 1]), _shares(9, [2, 2])
+    ([8, 4], [1, 2], [1, 1], [2, 2])
+    """
+    spare = threads - len(cpus)
+    edges = [spare * sum(cpus[:place]) // sum(cpus) for place in range(len(cpus) + 1)]
+    return [min(1 + past - begin, most) for begin, past, most in zip(edges, edges[1:], cpus, strict=False)]
 
 
 @compiled()

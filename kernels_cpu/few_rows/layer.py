@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -265,7 +266,7 @@ class FewLayers:
         return min(layer.stages[1].read_alone for layer in self._layers)
 
     def reads_alone(self, decodes: Decodes) -> bool:
-        """True if it is for these sequences; of layers with one window and one limit only the first is asked."""
+        """True if it is the fastest for these sequences in every layer."""
         return all(layer.reads_alone(decodes) for layer in self._unlike)
 
     @staticmethod
@@ -312,7 +313,7 @@ class FewLayers:
         every: Any = gates
         every = every.reshape(count, tokens, 2 * route.k)
         if failed >= 0:
-            following = self._one_by_one(failed * count // len(self._codes), x, following, every, decodes)
+            following = self._one_by_one(failed * count // len(self._codes), x, following, every, ends, decodes)
         return following, every, 1e-9 * ends.astype(np.float64)
 
     def _changing(self, at: int, to: int, to_gates: int, tokens: int, decodes: Decodes) -> NDArray[np.int64]:
@@ -333,9 +334,12 @@ class FewLayers:
         changing = np.flatnonzero(numbers == _LATER).reshape(len(self._layers), -1)
         return _Calls(numbers, address_of(numbers) + 8 * begins, changing)
 
-    def _one_by_one(self, first: int, x: SameKind, following: SameKind, gates: Any, decodes: Decodes) -> SameKind:
+    def _one_by_one(
+        self, first: int, x: SameKind, following: SameKind, gates: Any, ends: NDArray[np.int64], decodes: Decodes
+    ) -> SameKind:
         """Call the stages from a layer on, which has failed; the rows that it reads are still there."""
         rows = following if first else x
         for number in range(first, len(self._layers)):
             rows, gates[number] = self._layers[number].one_by_one(rows, decodes)
+            ends[number] = time.perf_counter_ns()
         return rows

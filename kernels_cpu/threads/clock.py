@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from ..codegen.compiled import emitted
 from ..codegen.vector_ir import I32, I64
@@ -23,7 +24,7 @@ def nanoseconds(typing: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not TELLS_TIME:
             return I64(0)
-        pair = builder.alloca(ir.ArrayType(I64, 2))
+        pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))  # type: ignore[no-untyped-call]
         form = ir.FunctionType(I32, [I32, pair.type])
         known = builder.module.globals.get("clock_gettime")
         builder.call(known or ir.Function(builder.module, form, "clock_gettime"), [I32(_MONOTONIC), pair])

@@ -1,13 +1,18 @@
 """Experts in slices over NUMA nodes, on a topology made up of this computer's cores."""
 
+import functools
+import importlib
 import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels_cpu import Format, NodeExperts, experts_by_node, fused_moe, fused_moe_reference, numa_nodes, pack_experts
 from kernels_cpu.threads.team import on_node, usable_cpus
 
+fused = importlib.import_module("kernels_cpu.experts.fused_moe")
 CPUS = sorted(usable_cpus())
 NODES = [{CPUS[0]}, {CPUS[-1]}]
 
@@ -38,6 +43,38 @@ def test_slices_give_what_the_whole_gives(form, nodes):
         2e-2 if form.scaled else 1e-2 if form is Format.BF16 else 1e-6
     )
     np.testing.assert_array_equal(fused_moe(h, sliced, ids, weights, threads=1), found)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_teams_have_a_thread_each_and_no_more_than_cpus_or_than_there_are(threads, cpus):
+    threads = max(threads, len(cpus))
+    shares = fused._shares(threads, cpus)
+    assert all(1 <= share <= own for share, own in zip(shares, cpus, strict=True))
+    assert sum(shares) <= threads
+    if threads >= 2 * sum(cpus):
+        assert shares == cpus
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_more_threads_work_than_were_asked_for(threads, monkeypatch):
+    sliced = experts_by_node(pack_experts(*layer(384)), nodes=NODES * 2)
+    at_work, most = set(), []
+
+    def noted(call, *rest):
+        *_, own, _, share, _ = rest
+        at_work.add((id(own), share))
+        most.append(sum(count for _, count in at_work))
+        try:
+            call(*rest)
+        finally:
+            at_work.discard((id(own), share))
+
+    h, ids, weights = batch()
+    want = fused_moe(h, sliced, ids, weights)
+    monkeypatch.setattr(fused, "_call", functools.partial(noted, fused._call))
+    np.testing.assert_array_equal(fused_moe(h, sliced, ids, weights, threads=threads), want)
+    assert len(most) == 4
+    assert max(most) <= threads
 
 
 def test_a_node_s_threads_stay_on_its_cpus():

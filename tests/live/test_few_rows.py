@@ -1,5 +1,7 @@
 """Kernels for few rows compute the decodes of few requests, and give what the operations that they replace give."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -184,6 +186,26 @@ def test_layers_in_one_call_are_told_apart(
     edges = [edge for span in spans for edge in (span.start, span.end)]
     assert edges == sorted(edges)
     assert all(span.end > span.start for span in spans)
+
+
+def test_an_error_that_is_kept_does_not_keep_the_layers(deep: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frames hold the calls of whole layers, which have let go what they hold."""
+    asked = scenario(deep, requests((9,), (11,), vocab=97, seed=3), RUNNABLE["all_gpu"])
+    call = kernels.FewLayers.__call__
+    stages = list[Any]()
+
+    def struck(self: Any, *rest: Any, **how: Any) -> Any:
+        stages.append(weakref.ref(self._layers[0].stages[4]))
+        if len(stages) == 4:
+            raise RuntimeError("struck")
+        return call(self, *rest, **how)
+
+    monkeypatch.setattr(kernels.FewLayers, "__call__", struck)
+    with pytest.raises(RuntimeError, match="struck") as kept:
+        wb.run(asked, Sequential())
+    gc.collect()
+    assert kept.value.__traceback__ is not None
+    assert stages[0]() is None
 
 
 def test_only_tasks_that_nothing_else_awaits_are_joined(deep: ModelConfig) -> None:

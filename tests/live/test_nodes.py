@@ -48,7 +48,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> list[NodeExperts]:
         found.extend([experts] if isinstance(experts, NodeExperts) else [])
         return experts
 
-    monkeypatch.setattr(stored, "numa_nodes", lambda: NODES)
+    monkeypatch.setattr(stored, "host_nodes", lambda: NODES)
     for module in ("few_rows", "ops"):
         monkeypatch.setattr(f"workbench.engine.model.{module}.experts_of", seen)
     return found
@@ -83,12 +83,12 @@ def test_slices_hold_each_number_once(weights: str, model: ModelConfig, divided:
     graph = stack_graph(WIRED["all_cpu"], model)
     store = WeightStore(model, PRECISIONS[weights], graph)
     held = store.resident(1, experts)
-    assert held["gate_up_blocks of node 1"].shape == held["gate_up_blocks"].shape
+    assert held["gate_up_blocks of node 1"].shape == held["gate_up_blocks of node 0"].shape
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "numa_nodes", lambda: NODES[:1])
+        patch.setattr(stored, "host_nodes", lambda: NODES[:1])
         whole = WeightStore(model, PRECISIONS[weights], graph).resident(1, experts)
     assert sum(tensor.nbytes for tensor in held.values()) == sum(tensor.nbytes for tensor in whole.values())
-    blocks = torch.cat([held["gate_up_blocks"].flatten(), held["gate_up_blocks of node 1"].flatten()])
+    blocks = torch.cat([held["gate_up_blocks of node 0"].flatten(), held["gate_up_blocks of node 1"].flatten()])
     assert blocks.sort().values.equal(whole["gate_up_blocks"].flatten().sort().values)
 
 

@@ -173,7 +173,8 @@ class Engine:
         return tuple(map(tuple, self.forward.routed.counts.tolist()))
 
     def pause(self) -> None:
-        """Let no task start and no time pass until `resume`; tasks that run already are finished."""
+        """Let no task start and no time pass until `resume`; tasks that run already are finished,
+        with the other layers of the same call."""
         self.control.hold()
         self.watch.hold()
 

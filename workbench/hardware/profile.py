@@ -145,7 +145,7 @@ class InOneCall:
     Attributes
     ----------
     saved : float
-        Seconds that a layer takes less than its stages one by one.
+        Seconds that a layer takes less than its stages one by one, with the hand-over to the layer that follows.
     rows, entries : float
         Most decodes, and most KV entries that they read together.
     """

@@ -306,44 +306,63 @@ def bench_sim(
     WorkbenchError
         If no setting had an undisturbed run; or if a run failed, after all others are reported and recorded.
     """
-    models = calibrated(names, say)
-    warm_up(models)
+    batches = _in_batches(names, settings, seed, say) if fresh else _at_once(names, settings, seed, say)
+    machine = Machine.local(device="cpu")
     drawn = list[Setting]()
+    failed = list[str]()
     try:
-        for some in _in_batches(models, settings, seed, say) if fresh else [draw(models, settings, seed)]:
+        for latest, some in batches:
+            machine = latest
             say(f"frozen before {len(some)} settings were drawn (seed {seed})")
             drawn += some
             repeat_all(some, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
+    except WorkbenchError as error:
+        if not drawn:
+            raise
+        failed.append(str(error))
     seen = [setting for setting in drawn if setting.runs]
     if not seen:
         raise WorkbenchError("no run succeeded undisturbed; close other programs and try again.")
     _print(seen, say)
-    failed = [f"{setting.name}: {setting.failure}" for setting in drawn if setting.failure]
+    failed += [f"{setting.name}: {setting.failure}" for setting in drawn if setting.failure]
     for setting in drawn:
         if not (setting.runs or setting.failure):
             say(f"no undisturbed run: {setting.name}")
     say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
         errors = record.ratio([setting.error + 1 for setting in seen])
-        record.write(json, models[-1][1], {"measured / simulated": errors}, [setting.row() for setting in seen])
+        record.write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
     if failed:
         raise WorkbenchError(f"runs failed, each a defect of the engine: {'; '.join(failed)}.")
     return drawn
 
 
-def _in_batches(
-    models: Sequence[tuple[ModelConfig, Machine]], settings: int, seed: int, say: Callable[[str], None]
-) -> Iterator[list[Setting]]:
+_Batch = tuple[Machine, list[Setting]]
+"""This computer as it was calibrated last, and settings that were drawn after that."""
+
+
+def _at_once(names: Sequence[str], settings: int, seed: int, say: Callable[[str], None]) -> Iterator[_Batch]:
+    """All settings, of models that take turns."""
+    models = calibrated(names, say)
+    drawn = draw(models, settings, seed)
+    warm_up(models)
+    yield models[-1][1], drawn
+
+
+def _in_batches(names: Sequence[str], settings: int, seed: int, say: Callable[[str], None]) -> Iterator[_Batch]:
     """Settings of one model after the other, each time drawn for this computer as it is calibrated then."""
+    models = [checkpoint(make_checkpoint(name)) for name in names]
     for batch in range(-(-settings // FRESH)):
         place = batch % len(models)
-        model = models[place][0]
+        model = models[place]
         machine = calibrate(model, device="cpu", refresh=True)
-        say(f"{model.name}: calibrated again, {machine.measured}")
+        say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
         turn = batch // len(models) * FRESH + place * len(WAYS) // len(models)
-        yield draw([(model, machine)], min(FRESH, settings - batch * FRESH), [seed, batch], turn)
+        drawn = draw([(model, machine)], min(FRESH, settings - batch * FRESH), [seed, batch], turn)
+        warm_up([(model, machine)])
+        yield machine, drawn
 
 
 def calibrated(names: Sequence[str], say: Callable[[str], None]) -> list[tuple[ModelConfig, Machine]]:

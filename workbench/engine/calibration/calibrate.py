@@ -486,7 +486,7 @@ class _Bench:
         linked = typical([wait for one in passes for wait in one.waits(("h2d", "d2h"))])
         handed = typical([wait for one in passes for wait in one.waits(("gpu", "cpu"))])
         beyond = median(one.beyond_operations for one in passes)
-        return Losses(handed + beyond, max(0.0, typical(moves) + linked), slower)
+        return Losses(max(0.0, handed + beyond), max(0.0, typical(moves) + linked), slower)
 
     def _resident_losses(
         self, in_turn: Sequence[Pass], of_kind: Mapping[str, Sequence[Pass]], ops: Sequence[OpTime]
@@ -502,8 +502,8 @@ class _Bench:
         It is less than times drift by from round to round, so it comes from passes with and without them by turns.
         """
         engine = self._engines.get(_WHOLE)
-        call = None if engine is None else engine.first_layers()
-        if engine is None or call is None:
+        calls = [] if engine is None else engine.calls_of_layers()
+        if engine is None or not calls:
             return None
         engine.pace = self._pace(self._cores.alone)
         quiet = list[float]()
@@ -516,7 +516,7 @@ class _Bench:
                     every.append(saved)
                     quiet += [saved] if noise.quiet else []
         each = median(quiet or every) / self._model.num_hidden_layers
-        return InOneCall(max(0.0, each), MOST, call.read_alone)
+        return InOneCall(max(0.0, each), MOST, min(call.read_alone for call in calls))
 
     def _saved(self, engine: TimedEngine, shape: Shape) -> float:
         """Seconds by which a pass with layers in one call is faster than one without, hand-overs between tasks too."""

@@ -29,7 +29,6 @@ from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import rows_of
 from workbench.stages import Rows, Stage
 
-"""Name of the stages of a layer that are computed in one call."""
 _CLOCK = HostStream()
 """Has the times of what the CPU computes."""
 
@@ -218,11 +217,11 @@ class TimedEngine(Engine):
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
-    def first_layers(self) -> FewLayers | None:
-        """The call that computes the first layers for one decode, if one does."""
+    def calls_of_layers(self) -> list[FewLayers]:
+        """The calls that compute whole layers for one decode."""
+        smallest = RowLayout.smallest()
         runs = self._runs_of(self._lowering.tasks(Step.MIDDLE))
-        wholes = self.forward.wholes(runs[0], RowLayout.smallest())
-        return wholes[0].call if wholes else None
+        return [whole.call for run in runs for whole in self.forward.wholes(run, smallest)]
 
     def layout(self, shape: Shape) -> RowLayout:
         """The layout of a shape's rows in the last plan, which had that shape."""
@@ -286,10 +285,10 @@ class TimedEngine(Engine):
 
 
 def _stage_rows(stage: Stage, layout: RowLayout) -> Rows:
-    return rows_of(stage, part_rows(layout))
+    return rows_of(stage, _part_rows(layout))
 
 
-def part_rows(layout: RowLayout) -> Rows:
+def _part_rows(layout: RowLayout) -> Rows:
     """Counts of the rows of one part, whose prompts are whole."""
     lengths = layout.prefill_len
     pairs = sum(length * (length + 1) / 2 for length in lengths)

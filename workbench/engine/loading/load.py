@@ -138,7 +138,7 @@ class _Loader:
         self._precision = precision
         self._unpacked = unpacked
         self._by_node = by_node
-        self._dividing = threading.Lock()  # one layer at a time is held twice
+        self._dividing = threading.Lock()  # so that only one layer is held twice at a time
         self._step = step
         self._sources = tables(model)
 

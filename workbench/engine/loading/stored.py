@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -242,7 +243,7 @@ def divided(model: ModelConfig, matrices: list[Stored]) -> list[Stored]:
 
     Experts with biases and those whose gates and ups alternate stay whole, and those with less than a slice per node.
     """
-    nodes = numa_nodes()
+    nodes = host_nodes()
     whole = packed_of({each.key: each.tensor for each in matrices})
     cut = model.family.activation == "swiglu" and not model.expert_vectors and len(nodes) <= whole.pieces
     if len(nodes) == 1 or not cut:
@@ -254,25 +255,31 @@ def divided(model: ModelConfig, matrices: list[Stored]) -> list[Stored]:
 
 
 def _of_node(number: int) -> str:
-    """End of the names of a node's tensors; the first node's have the names of whole experts."""
-    return f" of node {number}" if number else ""
+    """End of the names of a node's tensors."""
+    return f" of node {number}"
 
 
 def packed_of(weights: Tensors) -> PackedExperts:
-    """The packed routed experts among an operation's weights, of the first node if they are in slices."""
-    return _packed_of(weights, 0)
+    """The packed routed experts among an operation's weights, which are whole."""
+    return _packed_of(weights, "")
 
 
-def experts_of(weights: Tensors) -> PackedExperts | NodeExperts:
-    """The packed routed experts among an operation's weights, whole or in slices."""
-    count = sum(key.startswith("gate_up_blocks") for key in weights)
-    if count == 1:
+def experts_of(weights: Tensors) -> PackedExperts | NodeExperts | None:
+    """The packed routed experts among an operation's weights, whole or in slices; None if they are not packed."""
+    if "gate_up_blocks" in weights:
         return packed_of(weights)
-    return NodeExperts(tuple(_packed_of(weights, number) for number in range(count)), numa_nodes())
+    count = sum(key.startswith("gate_up_blocks") for key in weights)
+    slices = tuple(_packed_of(weights, _of_node(number)) for number in range(count))
+    return NodeExperts(slices, host_nodes()) if slices else None
 
 
-def _packed_of(weights: Tensors, node: int) -> PackedExperts:
-    end = _of_node(node)
+@functools.cache
+def host_nodes() -> tuple[frozenset[int], ...]:
+    """CPUs of each NUMA node of the host, as they were at first: slices stay where they are."""
+    return numa_nodes()
+
+
+def _packed_of(weights: Tensors, end: str) -> PackedExperts:
     scales = [weights.get(f"{key}_scales{end}") for key in ("gate_up", "down")]
     return experts_of_blocks(*(weights[f"{key}_blocks{end}"] for key in ("gate_up", "down")), *scales)
 
@@ -302,8 +309,9 @@ def smallest(model: ModelConfig, precision: Precision) -> Tensors:
 
 def format_of(held: Tensors) -> tuple[str, int | None]:
     """Number format of routed experts as they are held, and the columns that share a scale."""
-    matrices = held["down_blocks"] if "down_blocks" in held else held["down"]
-    scales = held.get("down_scales")
+    first = {key.removesuffix(_of_node(0)): tensor for key, tensor in held.items()}
+    matrices = first["down_blocks"] if "down_blocks" in first else first["down"]
+    scales = first.get("down_scales")
     if scales is not None and scales.dtype is torch.uint8:
         return "mxfp4", None
     columns = matrices.shape[2] * (2 if matrices.dtype is torch.uint8 else 1)

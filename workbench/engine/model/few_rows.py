@@ -204,9 +204,9 @@ def _rows_of_step(flops: float, most: float) -> int:
 
 
 def _experts(model: ModelConfig, weights: Tensors) -> Held | None:
-    if "gate_up_blocks" not in weights or not features().lanes:
-        return None
     packed = experts_of(weights)
+    if packed is None or not features().lanes:
+        return None
     options = options_of(model, weights)
     few = FewExperts(packed, **options) if isinstance(packed, PackedExperts) else None
 

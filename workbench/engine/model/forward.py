@@ -146,6 +146,7 @@ class Forward:
 
     def let_go(self) -> None:
         """Free the model's memory, though the frames of an error may still hold this object; it is of no more use."""
+        self._whole.let_go()
         for held in (self._weights.buffer, self._weights, self._cache, self.routed, self._few, self._whole, self):
             if held is not None:
                 vars(held).clear()

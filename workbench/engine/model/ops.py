@@ -290,8 +290,9 @@ class OnDevice:
 
 def _matrices(weights: Tensors) -> Matrices:
     """The routed experts as `fused_moe` takes them: packed, or a pair."""
-    if "gate_up_blocks" in weights:
-        return experts_of(weights)
+    packed = experts_of(weights)
+    if packed is not None:
+        return packed
     if "gate_up_scales" in weights:
         gate_up, down = (Quantised(weights[key], weights[f"{key}_scales"]) for key in ("gate_up", "down"))
         return gate_up, down

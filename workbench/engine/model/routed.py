@@ -235,8 +235,8 @@ class RoutedExperts:
         width = few[0][1].shape[2] // 2
         every = self.counts.shape[1]
         layers = [layer for some, _ in few for layer in some]
-        firsts = np.split(every * np.arange(len(layers)), np.cumsum([len(some) for some, _ in few]))
-        pairs = zip(few, firsts, strict=False)
+        firsts = np.split(every * np.arange(len(layers)), np.cumsum([len(some) for some, _ in few])[:-1])
+        pairs = zip(few, firsts, strict=True)
         ids = [(gates.numpy()[:, :, :width] + first[:, None, None]).ravel() for (_, gates), first in pairs]
         numbers = np.concatenate(ids).astype(np.int64)
         counts = np.bincount(numbers, minlength=len(layers) * every).reshape(len(layers), every)

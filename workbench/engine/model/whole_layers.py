@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from workbench.schedules.plan import Task
 from workbench.stages import (
     Place,
     Precision,
+    Stage,
     experts,
     out_proj,
     qkv,
@@ -29,7 +30,7 @@ from workbench.stages import (
 _HELD = (qkv, out_proj, route, experts)
 """The operations of such a layer that have weights."""
 _MOST_BYTES = 4e9
-"""Bytes that one call reads of several layers at most: a stop request need not wait longer than 0.2 s."""
+"""Bytes that one call reads of several layers at most: at 20 GB/s a stop request waits 0.2 s."""
 
 
 class Run(NamedTuple):
@@ -98,7 +99,8 @@ class WholeLayers:
         self._cache = cache
         self._stack = stack
         self._driver = driver
-        self._known: dict[tuple[int, int, int], tuple[Run, list[Whole]]] = {}
+        self._made: dict[tuple[int, int], tuple[Sequence[Stage], FewLayer | None]] = {}
+        self._known: dict[tuple[int, int, int], tuple[Run, list[tuple[Whole, list[Whole]]]]] = {}
 
     def of(self, run: Run, layout: RowLayout) -> list[Whole]:
         """The calls that compute layers of a run at once; the stages of the others are computed one by one.
@@ -111,22 +113,41 @@ class WholeLayers:
         known = self._known.get(key)
         if known is None:  # the tasks are kept, so that no others get their id
             known = self._known[key] = run, list(self._find(run))
-        return [whole for whole in known[1] if whole.call.reads_alone(layout.few)]
+        found = list[Whole]()
+        for whole, apart in known[1]:
+            if whole.call.reads_alone(layout.few):
+                found.append(whole)
+            else:  # those with a window may still read alone
+                found += [each for each in apart if each.call.reads_alone(layout.few)]
+        return found
 
-    def _find(self, run: Run) -> Iterator[Whole]:
-        """The calls for layers in which nothing but the rows and their KV entries changes from pass to pass."""
-        past = run.first
-        for kind, group in groupby((self._layer(task) for task in run.own), lambda layer: layer and layer.kind):
-            layers = list(group)
-            first = past
-            past += len(layers)
-            if kind is not None:
-                yield _joined(run.tasks, first, [layer for layer in layers if layer is not None])
+    def let_go(self) -> None:
+        """Free what the calls hold, though an error's frames may still hold the calls."""
+        for _, found in self._known.values():
+            for whole, apart in found:
+                for each in (whole, *apart):
+                    vars(each.call).clear()
+
+    def _find(self, run: Run) -> Iterator[tuple[Whole, list[Whole]]]:
+        """The calls for layers in which nothing but the rows and their KV entries changes from pass to pass.
+
+        Beside each are those of its layers apart by window, if they have unlike ones.
+        """
+        layers = {place: self._layer(run.tasks[place]) for place in range(run.first, run.past)}
+        there = {place: layer for place, layer in layers.items() if layer is not None}
+        for alike in _following(there, lambda layer: layer.kind):
+            apart = [_joined(run.tasks, some) for some in _following(alike, lambda layer: layer.window)]
+            yield _joined(run.tasks, alike), apart if len(apart) > 1 else []
 
     def _layer(self, task: Task) -> FewLayer | None:
-        """The kernel of a task's layer, if it has one."""
+        """The kernel of a task's layer, if it has one; made once."""
         stages = task.node.stages
-        layer = task.layer
+        key = (task.layer, id(stages))
+        if key not in self._made:  # the stages are kept, so that no others get their id
+            self._made[key] = stages, self._new_layer(stages, task.layer)
+        return self._made[key][1]
+
+    def _new_layer(self, stages: Sequence[Stage], layer: int) -> FewLayer | None:
         if not self._stack.is_whole(stages, layer):
             return None
         device = stages[0].device
@@ -145,12 +166,21 @@ class WholeLayers:
         return layer_of(kernels, cache, ops.attention)
 
 
-def _joined(tasks: Sequence[Task], first: int, layers: Sequence[FewLayer]) -> Whole:
-    own = tasks[first : first + len(layers)]
+def _following(layers: Mapping[int, FewLayer], mark: Callable[[FewLayer], Hashable]) -> Iterator[dict[int, FewLayer]]:
+    """Layers by their places in a plan, in ascending order, cut where a place is missing or their mark changes."""
+    numbered = enumerate(layers)
+    for _, group in groupby(numbered, lambda each: (each[1] - each[0], mark(layers[each[1]]))):
+        yield {place: layers[place] for _, place in group}
+
+
+def _joined(tasks: Sequence[Task], layers: Mapping[int, FewLayer]) -> Whole:
+    """One call for layers, whose places in the plan follow one another."""
+    first = min(layers)
+    own = [tasks[place] for place in layers]
     numbers = tuple(task.layer for task in own)
     ops = [(task.layer, stage.op.name) for task in own for stage in task.node.stages]
     device = own[0].node.stages[0].device
-    return Whole(first, first + len(own), FewLayers(layers), device, numbers, tuple(ops))
+    return Whole(first, first + len(own), FewLayers([*layers.values()]), device, numbers, tuple(ops))
 
 
 def layers_at_once(model: ModelConfig, precision: Precision) -> int:
