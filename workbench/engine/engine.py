@@ -173,8 +173,7 @@ class Engine:
         return tuple(map(tuple, self.forward.routed.counts.tolist()))
 
     def pause(self) -> None:
-        """Let no task start and no time pass until `resume`; tasks that run already are finished,
-        with the other layers of the same call."""
+        """Let no task start and no time pass until `resume`; what runs already, also of several layers, is finished."""
         self.control.hold()
         self.watch.hold()
 
