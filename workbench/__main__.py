@@ -98,8 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--settings", type=_count, default=56)
     sim.add_argument("--repeats", type=_count, default=3, help="undisturbed runs of a setting (default: 3)")
     sim.add_argument("--seed", type=_seed, default=0)
-    often = "calibrate again before every four settings: where the computer's speed changes within minutes"
-    sim.add_argument("--fresh", action="store_true", help=often)
     sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
     order = benches.add_parser("schedules", help="drawn scenarios, simulated under every schedule: which is best where")
@@ -453,7 +451,6 @@ def _bench_sim(options: argparse.Namespace) -> None:
         settings=options.settings,
         repeats=options.repeats,
         seed=options.seed,
-        fresh=options.fresh,
         json=options.json,
     )
 

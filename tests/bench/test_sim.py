@@ -1,6 +1,5 @@
 """What is drawn, what counts, and what is told of it."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from workbench.bench.live import sim
 from workbench.bench.live.sim import SECONDS, Setting, draw
-from workbench.core.errors import CapacityError, WorkbenchError
+from workbench.core.errors import WorkbenchError
 from workbench.core.result import Source
 from workbench.perfmodels import bound
 from workbench.schedules import Sequential, VSLPipe
@@ -140,53 +139,6 @@ def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
     assert "stopped: what follows is what was measured until now" in lines
     assert any("absolute error" in line for line in lines)
     assert sum(len(s.runs) for s in drawn) in (1, 2)
-
-
-def test_fresh_calibrations_alternate_with_a_few_settings_each(monkeypatch, tmp_path):
-    """Each setting is drawn for the calibration just before, and every way has its turn."""
-    Disturbed(monkeypatch, "none")
-    events = list[str]()
-    repeat = sim._repeat
-
-    def calibrated(model, device, refresh):
-        events.append("calibrated")
-        return replace(MACHINE, name=f"after {len(events)}")
-
-    def repeated(setting, say):
-        events.append("run")
-        repeat(setting, say)
-
-    monkeypatch.setattr(sim, "calibrate", calibrated)
-    monkeypatch.setattr(sim, "_repeat", repeated)
-    kept = tmp_path / "record.json"
-    given = {"settings": 10, "repeats": 1, "seed": 0, "fresh": True, "json": kept}
-    drawn = sim.bench_sim(["one", "two"], **given, say=lambda line: None)
-    batch = ["calibrated", *["run"] * sim.FRESH]
-    assert events == batch + batch + ["calibrated", "run", "run"]
-    assert [len(setting.runs) for setting in drawn] == [1] * 10
-    machines = {setting.scenario.machine.name.split(",")[0] for setting in drawn}
-    assert machines == {"after 1", "after 6", "after 11"}
-    assert json.loads(kept.read_text())["machine"] == "after 11"
-    half = len(sim.WAYS) // 2
-    turns = [*range(4), *range(half, half + 4), 4, 5]
-    assert [setting.schedule for setting in drawn] == [sim.WAYS[turn][1] for turn in turns]
-
-
-def test_a_calibration_that_fails_loses_nothing_that_was_measured(monkeypatch, tmp_path):
-    Disturbed(monkeypatch, "none")
-    known = iter([MACHINE])
-
-    def calibrated(model, device, refresh):
-        for machine in known:
-            return machine
-        raise CapacityError("no memory")
-
-    monkeypatch.setattr(sim, "calibrate", calibrated)
-    kept = tmp_path / "record.json"
-    given = {"settings": 8, "repeats": 1, "seed": 0, "fresh": True, "json": kept}
-    with pytest.raises(WorkbenchError, match="no memory"):
-        sim.bench_sim(["one"], **given, say=lambda line: None)
-    assert kept.read_text().count('"setting"') == sim.FRESH
 
 
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -99,8 +99,6 @@ FEWEST = 4
 BLOCK = 16
 MODELS = ("odd-mixtral", "odd-deep", "odd-qwen2", "odd-qwen3")
 """Models: Mixtral's layers, many thin layers in fp32, Qwen2-MoE's shared experts, Qwen3's small experts in fp32."""
-FRESH = 4
-"""Settings of a model between two calibrations, if each has a fresh one."""
 EXTRA = 5
 """Additional rounds, in which disturbed runs are repeated."""
 BOTTLENECK = 1.5
@@ -205,18 +203,16 @@ def requests_in_words(workload: Workload) -> str:
     return f"{len(workload)} x {lengths}{' arriving' if len(workload.arrival) else ''}"
 
 
-def draw(
-    models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int | Sequence[int], first: int = 0
-) -> list[Setting]:
+def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Setting]:
     """Draw settings at random; calibrated models and schedules take turns, so that each is drawn equally often.
 
-    Scheduler, requests, their lengths and arrivals, KV capacity and link are random. `first` is the turn to begin with.
+    Scheduler, requests, their lengths and arrivals, KV capacity and link are random.
     """
     random = np.random.default_rng(seed)
     settings = list[Setting]()
     while len(settings) < count:
         number = len(settings) % len(models)
-        turn = first + len(settings) // len(models)
+        turn = len(settings) // len(models)
         layer, schedule = WAYS[(turn + number * len(WAYS) // len(models)) % len(WAYS)]
         setting = _shortened(_drawn(random, layer, *models[number]), schedule)
         if setting is not None:
@@ -291,78 +287,41 @@ def bench_sim(
     settings: int,
     repeats: int,
     seed: int,
-    fresh: bool = False,
     json: Path | None,
     say: Callable[[str], None] = record.say,
 ) -> list[Setting]:
     """Calibrate, draw, run and compare; print a table with the residual of each setting by cause.
 
-    With `fresh` a model is calibrated again before every `FRESH` of its settings, which are drawn after that: for a
-    computer whose speed changes within minutes. Settings without an undisturbed run are listed and left out of the
-    errors.
+    Settings without an undisturbed run are listed and left out of the errors.
 
     Raises
     ------
     WorkbenchError
         If no setting had an undisturbed run; or if a run failed, after all others are reported and recorded.
     """
-    batches = _in_batches(names, settings, seed, say) if fresh else _at_once(names, settings, seed, say)
-    machine = Machine.local(device="cpu")
-    drawn = list[Setting]()
-    failed = list[str]()
+    models = calibrated(names, say)
+    drawn = draw(models, settings, seed)
+    say(f"frozen before {settings} settings were drawn (seed {seed})")
+    warm_up(models)
     try:
-        for latest, some in batches:
-            machine = latest
-            say(f"frozen before {len(some)} settings were drawn (seed {seed})")
-            drawn += some
-            repeat_all(some, repeats, say)
+        repeat_all(drawn, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
-    except WorkbenchError as error:
-        if not drawn:
-            raise
-        failed.append(str(error))
     seen = [setting for setting in drawn if setting.runs]
     if not seen:
         raise WorkbenchError("no run succeeded undisturbed; close other programs and try again.")
     _print(seen, say)
-    failed += [f"{setting.name}: {setting.failure}" for setting in drawn if setting.failure]
+    failed = [f"{setting.name}: {setting.failure}" for setting in drawn if setting.failure]
     for setting in drawn:
         if not (setting.runs or setting.failure):
             say(f"no undisturbed run: {setting.name}")
     say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
         errors = record.ratio([setting.error + 1 for setting in seen])
-        record.write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
+        record.write(json, models[-1][1], {"measured / simulated": errors}, [setting.row() for setting in seen])
     if failed:
         raise WorkbenchError(f"runs failed, each a defect of the engine: {'; '.join(failed)}.")
     return drawn
-
-
-_Batch = tuple[Machine, list[Setting]]
-"""This computer as it was calibrated last, and settings that were drawn after that."""
-
-
-def _at_once(names: Sequence[str], settings: int, seed: int, say: Callable[[str], None]) -> Iterator[_Batch]:
-    """All settings, of models that take turns."""
-    models = calibrated(names, say)
-    drawn = draw(models, settings, seed)
-    warm_up(models)
-    yield models[-1][1], drawn
-
-
-def _in_batches(names: Sequence[str], settings: int, seed: int, say: Callable[[str], None]) -> Iterator[_Batch]:
-    """Settings of one model after the other, each time drawn for this computer as it is calibrated then."""
-    models = [checkpoint(make_checkpoint(name)) for name in names]
-    for batch in range(-(-settings // FRESH)):
-        place = batch % len(models)
-        model = models[place]
-        machine = calibrate(model, device="cpu", refresh=True)
-        say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
-        turn = batch // len(models) * FRESH + place * len(WAYS) // len(models)
-        drawn = draw([(model, machine)], min(FRESH, settings - batch * FRESH), [seed, batch], turn)
-        warm_up([(model, machine)])
-        yield machine, drawn
 
 
 def calibrated(names: Sequence[str], say: Callable[[str], None]) -> list[tuple[ModelConfig, Machine]]:
