@@ -1,7 +1,7 @@
 """Experts divided among NUMA nodes: each node holds a slice of every expert's inner dim, and its cores compute with it.
 
-This is tensor parallelism inside one computer (KTransformers, section 3.3): no node reads another node's weights, and
-only one row of partial sums per token and node moves between nodes.
+This is tensor parallelism inside one computer (KTransformers, section 3.3): a node's cores read its own weights
+alone, and only the token's row and a row of partial sums per token and node move between nodes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NodeExperts:
 
 @public
 def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
-    """CPUs that this process may use, by NUMA node; a single node where the system reports none.
+    """CPUs that this process may use, by NUMA node; nodes without one are left out. One where the system tells none.
 
     Examples
     --------
@@ -89,7 +89,8 @@ def experts_by_node(experts: PackedExperts, *, nodes: Sequence[Collection[int]] 
     Returns
     -------
     NodeExperts
-        For `fused_moe`; the whole experts are no longer needed.
+        For `fused_moe`, which takes neither biases nor another activation than "swiglu" with it. With several nodes the
+        slices are copies, and the whole experts are no longer needed.
 
     Raises
     ------

@@ -197,7 +197,7 @@ class FewLayer:
         )
 
     def one_by_one(self, x: SameKind, decodes: Decodes) -> tuple[SameKind, SameKind]:
-        """Call the stages, of which one raises an error that names the operand: -> x and gates."""
+        """Call the stages one by one, so that an error names its operand: -> x and gates."""
         qkv, cache, out, route, experts = self.stages
         positions, slots, table, lengths = decodes.operands
         q, k, v = qkv(x, positions)
@@ -213,9 +213,9 @@ class FewLayers:
 
         q, k, v = qkv(x);  cache.append(k, v);  x = x + out(cache(q));  h, gates = route(x);  x = x + experts(h, gates)
 
-    The results are those of the stages called one by one. Behind the experts, which evict everything else from the
-    caches, Python's code for a call takes as long as reading a megabyte; here no Python runs between the stages. The
-    calling thread attends alone. The GIL is released.
+    The results are those of the stages called one by one. No Python runs between the stages: after a layer's experts
+    its code is in no cache, and loading it takes as long as reading a megabyte. The calling thread attends alone;
+    `reads_alone` tells if that is the fastest. The GIL is released.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class FewLayers:
         return min(layer.stages[1].read_alone for layer in self._layers)
 
     def reads_alone(self, decodes: Decodes) -> bool:
-        """True if it is the fastest for these sequences in every layer."""
+        """True if attention to these sequences by the calling thread alone is the fastest in every layer."""
         return all(layer.reads_alone(decodes) for layer in self._unlike)
 
     @staticmethod
@@ -337,7 +337,7 @@ class FewLayers:
     def _one_by_one(
         self, first: int, x: SameKind, following: SameKind, gates: Any, ends: NDArray[np.int64], decodes: Decodes
     ) -> SameKind:
-        """Call the stages from a layer on, which has failed; the rows that it reads are still there."""
+        """Call the stages one by one from the layer on that failed; the rows that it reads are unchanged."""
         rows = following if first else x
         for number in range(first, len(self._layers)):
             rows, gates[number] = self._layers[number].one_by_one(rows, decodes)

@@ -14,7 +14,7 @@ from workbench.engine.lanes.lane import Job
 class Together:
     """The action of the first of some tasks that follow one another on a lane; it does the work of all of them.
 
-    The others have no action until they are over, so that they wait for it and take no turn.
+    The other tasks have no action while the plan runs: they end with the first.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Together:
         self._ends = self._compute().tolist()
 
     def tell(self, jobs: Sequence[Job]) -> None:
-        """Give the jobs of the plan, now that it is over, their times, and shares of the CPU time by their length."""
+        """After the plan, give each job its times, its share of the CPU time by its length, and this action."""
         own = jobs[self.first : self.past]
         edges = [own[0].start, *self._ends[: len(own) - 1], own[0].end]
         cpu = own[0].cpu / (edges[-1] - edges[0])

@@ -239,9 +239,10 @@ def _tensors(both: PackedExperts) -> Tensors:
 
 
 def divided(model: ModelConfig, matrices: list[Stored]) -> list[Stored]:
-    """Packed matrices of experts in a slice for each NUMA node, which lies there; as they are if they are not cut.
+    """Cut packed experts into a slice for each NUMA node, in that node's memory.
 
-    Experts with biases and those whose gates and ups alternate stay whole, and those with less than a slice per node.
+    They are returned as they are if there is one node, if they have biases or another activation function than SwiGLU,
+    or if they have fewer pieces than there are nodes.
     """
     nodes = host_nodes()
     whole = packed_of({each.key: each.tensor for each in matrices})
@@ -260,7 +261,7 @@ def _of_node(number: int) -> str:
 
 
 def packed_of(weights: Tensors) -> PackedExperts:
-    """The packed routed experts among an operation's weights, which are whole."""
+    """The packed routed experts among an operation's weights; they must not be divided."""
     return _packed_of(weights, "")
 
 
@@ -275,11 +276,12 @@ def experts_of(weights: Tensors) -> PackedExperts | NodeExperts | None:
 
 @functools.cache
 def host_nodes() -> tuple[frozenset[int], ...]:
-    """CPUs of each NUMA node of the host, as they were at first: slices stay where they are."""
+    """CPUs of each NUMA node of the host, read once: slices do not move when the process's CPUs change."""
     return numa_nodes()
 
 
 def _packed_of(weights: Tensors, end: str) -> PackedExperts:
+    """The experts of the tensors whose names have this end."""
     scales = [weights.get(f"{key}_scales{end}") for key in ("gate_up", "down")]
     return experts_of_blocks(*(weights[f"{key}_blocks{end}"] for key in ("gate_up", "down")), *scales)
 

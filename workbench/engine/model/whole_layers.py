@@ -30,18 +30,18 @@ from workbench.stages import (
 _HELD = (qkv, out_proj, route, experts)
 """The operations of such a layer that have weights."""
 _MOST_BYTES = 4e9
-"""Bytes that one call reads of several layers at most: at 20 GB/s a stop request waits 0.2 s."""
+"""Most bytes of weights that a call of several layers reads: at 20 GB/s a stop request waits 0.2 s."""
 
 
 class Run(NamedTuple):
-    """Tasks of a plan that follow one another on a compute lane, each a layer's stages of one part.
+    """Tasks of a plan that compute consecutive layers of one part on one lane.
 
-    Nothing else waits for one of them but the last.
+    Each but the first waits for the one before it alone. Of the other tasks, none waits for one of them but the last.
 
     Attributes
     ----------
     tasks : tuple of Task
-        All of the plan.
+        All tasks of the plan.
     first, past : int
         The first of them, and that behind the last.
     """
@@ -79,9 +79,10 @@ class Whole(NamedTuple):
 
 
 class WholeLayers:
-    """Finds the layers whose stages have kernels for few rows and one place, with weights and a KV cache that stay.
+    """Finds the layers that `FewLayers` can compute.
 
-    `layers` are the operations of each layer by place.
+    All of their stages run on one device, have kernels for few rows, and keep their weights and KV cache there.
+    `layers` has the operations of each layer by device.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class WholeLayers:
     def of(self, run: Run, layout: RowLayout) -> list[Whole]:
         """The calls that compute layers of a run at once; the stages of the others are computed one by one.
 
-        There are none for prompts, for more rows than `MOST`, and for sequences that several threads read faster.
+        There are none for prompts and for more rows than `MOST`. A layer in which several threads attend faster is left
+        out.
         """
         if layout.prefill or not 0 < layout.rows <= MOST:
             return []
@@ -131,7 +133,7 @@ class WholeLayers:
     def _find(self, run: Run) -> Iterator[tuple[Whole, list[Whole]]]:
         """The calls for layers in which nothing but the rows and their KV entries changes from pass to pass.
 
-        Beside each are those of its layers apart by window, if they have unlike ones.
+        If layers of a call have unlike windows, a call for each stretch with the same window stands beside it.
         """
         layers = {place: self._layer(run.tasks[place]) for place in range(run.first, run.past)}
         there = {place: layer for place, layer in layers.items() if layer is not None}
