@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     rounding.add_argument("--questions", type=_count, default=1200, help="default: 1200")
     rounding.add_argument("--json", type=_file, help="file to write the record to")
     rounding.set_defaults(command=_bench_rounding)
-    e2e = benches.add_parser("e2e", help="whole answers, beside transformers and vLLM where they can be had")
+    e2e = benches.add_parser("e2e", help="whole answers, beside transformers, vLLM and llama.cpp where they can be had")
     e2e.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
     e2e.add_argument("--loads", nargs="+", choices=("mixed", "decode", "one"), default=["mixed", "decode", "one"])
     e2e.add_argument("--engines", nargs="+", metavar="NAME", help="such as 'workbench bf16' vllm; default: all")

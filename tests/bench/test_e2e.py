@@ -1,17 +1,22 @@
 """`bench e2e`: engines in processes of their own answer the same requests, and what cannot be had is named."""
 
 import json
+import os
+import shutil
 import sys
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, quants
+from safetensors import safe_open
 
 import workbench as wb
 from workbench.bench.e2e import bench
 from workbench.bench.e2e.bench import BASELINE, LOADS, Load, Run, Timed, Worker, bench_e2e
+from workbench.bench.e2e.gguf_file import as_gguf
 from workbench.bench.e2e.shares import Shares
 from workbench.bench.moe.roofs import Roofs
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import CheckpointError, WorkbenchError
 from workbench.schedules import Sequential
 
 SHIPPED = wb.data_path("models/tiny-moe")
@@ -72,6 +77,61 @@ def test_shares_count_what_decodes_read_and_every_token_multiplies():
     many = Shares.of(model, [[1] * 32] * 64, 64, "bf16", 10.0, roofs)
     whole = model.always_bytes + model.routed_bytes + 64 * kv
     assert many.reading == pytest.approx(64 * whole / 10 / 100e9, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """The shipped checkpoint in a folder that files can be written beside."""
+    return wb.checkpoint(shutil.copytree(SHIPPED, tmp_path_factory.mktemp("gguf") / "tiny"))
+
+
+@pytest.mark.parametrize("form", ["bf16", "q8_0", "q4_0"])
+def test_a_gguf_file_has_the_checkpoint_s_sizes_and_weights(form, copied):
+    """Read by the package `gguf` and by this workbench; queries and keys have rows in another order."""
+    path = as_gguf(copied, form)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    model = wb.model(path)
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta")
+    more = ("num_local_experts", "num_experts_per_tok", "expert_width", "vocab_size", "rms_norm_eps")
+    for size in (*sizes, *more):
+        assert getattr(model, size) == pytest.approx(getattr(copied, size)), size
+
+    def weights(name):
+        return quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+
+    with safe_open(next(copied.path.glob("model*.safetensors")), "pt") as file:
+        held = {name: file.get_tensor(name).float().numpy() for name in sorted(file.keys())}
+    layer = "model.layers.1"
+    downs = [held[f"{layer}.block_sparse_moe.experts.{number}.w2.weight"] for number in range(8)]
+    error = {"bf16": 0, "q8_0": 0.01, "q4_0": 0.2}[form] * np.abs(downs).max()
+    np.testing.assert_allclose(weights("blk.1.ffn_down_exps.weight"), downs, atol=error)
+    assert np.abs(weights("blk.1.ffn_down_exps.weight") - downs).max() >= error / 100
+    np.testing.assert_array_equal(weights("output.weight"), held["lm_head.weight"])
+    np.testing.assert_array_equal(weights("blk.1.ffn_norm.weight"), held[f"{layer}.post_attention_layernorm.weight"])
+    queries = held[f"{layer}.self_attn.q_proj.weight"].reshape(copied.num_attention_heads, 2, -1, copied.hidden_size)
+    found = weights("blk.1.attn_q.weight").reshape(copied.num_attention_heads, -1, 2, copied.hidden_size)
+    np.testing.assert_array_equal(found, np.moveaxis(queries, 1, 2))
+
+
+def test_a_gguf_file_is_written_once_and_anew_after_the_checkpoint_s_files(copied):
+    path = as_gguf(copied, "bf16")
+    written = path.stat().st_mtime_ns
+    assert as_gguf(copied, "bf16") == path
+    assert path.stat().st_mtime_ns == written
+    file = next(copied.path.glob("model*.safetensors"))
+    os.utime(file, ns=(written + 10**9, written + 10**9))
+    os.utime(path, ns=(written, written))
+    assert as_gguf(copied, "bf16").stat().st_mtime_ns != written
+
+
+def test_models_that_are_not_converted_are_named_and_left_out(small, monkeypatch):
+    with pytest.raises(CheckpointError, match="no checkpoint of Mixtral's architecture"):
+        as_gguf(wb.models["qwen3-30b-a3b"], "bf16")
+    monkeypatch.setattr(bench, "checkpoint", lambda folder: wb.models["qwen3-30b-a3b"])
+    said: list[str] = []
+    given = {"loads": ("one",), "engines": ("llama.cpp bf16",), "pythons": {}, "rounds": 1, "json": None}
+    bench_e2e("tiny", **given, say=said.append)
+    assert any(line.startswith("left out: llama.cpp bf16: ") and "Mixtral" in line for line in said)
 
 
 def test_the_best_of_several_roofs_counts():

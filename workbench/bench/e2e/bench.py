@@ -19,9 +19,10 @@ import numpy as np
 import psutil
 
 from workbench.bench import record
+from workbench.bench.e2e.gguf_file import as_gguf
 from workbench.bench.e2e.shares import Shares
 from workbench.bench.moe.roofs import Roofs
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import CheckpointError, WorkbenchError
 from workbench.core.quiet import kept, listening
 from workbench.engine import make_checkpoint
 from workbench.hardware import Machine, usable_cores
@@ -35,6 +36,9 @@ ENGINES: dict[str, tuple[str, str]] = {
     "transformers grouped_mm": ("transformers", "grouped_mm"),
     "transformers continuous": ("transformers", "continuous"),
     "vllm": ("vllm", "bf16"),
+    "llama.cpp bf16": ("llama.cpp", "bf16"),
+    "llama.cpp q8_0": ("llama.cpp", "q8_0"),
+    "llama.cpp q4_0": ("llama.cpp", "q4_0"),
 }
 """Engine and option of the worker, by the name in the report."""
 BASELINE = "workbench bf16"
@@ -100,7 +104,7 @@ class Worker:
         Interpreter of the engine's environment.
     engine, option : str
     folder : Path
-        The checkpoint.
+        The checkpoint, or a file of its weights.
     """
 
     def __init__(self, python: str, engine: str, option: str, folder: Path) -> None:
@@ -202,7 +206,12 @@ def bench_e2e(
         for engine in dict.fromkeys(engines):
             kind, option = ENGINES[engine]
             begin = time.perf_counter()
-            worker = Worker(pythons.get(kind, sys.executable), kind, option, folder)
+            try:
+                read = as_gguf(model, option) if kind == "llama.cpp" else folder
+            except CheckpointError as error:
+                say(f"left out: {engine}: {error}")
+                continue
+            worker = Worker(pythons.get(kind, sys.executable), kind, option, read)
             closing.callback(worker.close)
             if worker.failure:
                 say(f"left out: {engine}: {worker.failure}")

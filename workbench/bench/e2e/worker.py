@@ -141,7 +141,76 @@ class Vllm:
         return _timed(generate)
 
 
-ENGINES = {"workbench": Workbench, "transformers": Transformers, "vllm": Vllm}
+class LlamaCpp:
+    """llama.cpp through llama-cpp-python, all requests as sequences of one context.
+
+    Parameters
+    ----------
+    path : str
+        A GGUF file.
+    """
+
+    def __init__(self, path: str, _: str) -> None:
+        self._cpp: Any = import_module("llama_cpp")
+        self._np: Any = import_module("numpy")
+        self.version = version("llama-cpp-python")
+        self._cpp.llama_backend_init()
+        how = self._cpp.llama_model_default_params()
+        how.use_mmap = False
+        self._model = self._cpp.llama_model_load_from_file(path.encode(), how)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp does not read {path}")
+        self._tokens = self._cpp.llama_vocab_n_tokens(self._cpp.llama_model_get_vocab(self._model))
+
+    def __call__(self, prompts: Prompts, new: int) -> Answer:
+        how = self._cpp.llama_context_default_params()
+        how.n_ctx = sum(map(len, prompts)) + new * len(prompts)
+        how.n_seq_max = len(prompts)
+        how.kv_unified = True
+        how.n_batch = 2048
+        how.n_threads = how.n_threads_batch = len(os.sched_getaffinity(0))
+        context = self._cpp.llama_init_from_model(self._model, how)
+        if not context:
+            raise RuntimeError("llama.cpp made no context")
+        batch = self._cpp.llama_batch_init(how.n_batch, 0, 1)
+        try:
+            return _timed(lambda: self._generate(context, batch, how.n_batch, prompts, new))
+        finally:
+            self._cpp.llama_batch_free(batch)
+            self._cpp.llama_free(context)
+
+    def _generate(self, context: Any, batch: Any, most: int, prompts: Prompts, new: int) -> list[list[int]]:
+        made: list[list[int]] = [[] for _ in prompts]
+        rows = [
+            (token, place, number, place + 1 == len(prompt))
+            for number, prompt in enumerate(prompts)
+            for place, token in enumerate(prompt)
+        ]
+        for step in range(new):
+            for begin in range(0, len(rows), most):
+                self._decode(context, batch, rows[begin : begin + most], made)
+            places = [len(prompt) + step for prompt in prompts]
+            rows = [(made[number][-1], place, number, True) for number, place in enumerate(places)]
+        return made
+
+    def _decode(self, context: Any, batch: Any, rows: Sequence[tuple[int, int, int, bool]], made: Any) -> None:
+        """Compute rows (token, position, request, whether it emits), and choose the tokens of those that emit."""
+        batch.n_tokens = len(rows)
+        for row, (token, place, number, emits) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = place
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = number
+            batch.logits[row] = emits
+        if self._cpp.llama_decode(context, batch):
+            raise RuntimeError("llama.cpp could not compute a batch")
+        for row, (_, _, number, emits) in enumerate(rows):
+            if emits:
+                logits = self._cpp.llama_get_logits_ith(context, row)
+                made[number].append(int(self._np.ctypeslib.as_array(logits, (self._tokens,)).argmax()))
+
+
+ENGINES = {"workbench": Workbench, "transformers": Transformers, "vllm": Vllm, "llama.cpp": LlamaCpp}
 
 
 def main() -> None:
