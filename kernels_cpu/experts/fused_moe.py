@@ -315,11 +315,7 @@ def _by_node(
 
 
 def _shares(threads: int, cpus: Sequence[int]) -> list[int]:
-    """Threads of teams with so many CPUs each: one at least, as many as CPUs at most, and no more than all together.
-
-    >>> _shares(12, [8, 4]), _shares(3, [8, 8]), _shares(2, [60, 1]), _shares(9, [2, 2])
-    ([8, 4], [1, 2], [1, 1], [2, 2])
-    """
+    """Threads of teams with so many CPUs each: one at least, as many as CPUs at most, and no more than all together."""
     spare = threads - len(cpus)
     edges = [spare * sum(cpus[:place]) // sum(cpus) for place in range(len(cpus) + 1)]
     return [min(1 + past - begin, most) for begin, past, most in zip(edges, edges[1:], cpus, strict=False)]

@@ -83,6 +83,7 @@ def experts_by_node(experts: PackedExperts, *, nodes: Sequence[Collection[int]] 
     Parameters
     ----------
     experts : PackedExperts
+        Of gate_up (E, 2 F, M) and down (E, M, F); F is cut.
     nodes : sequence of collections of CPUs, optional
         CPUs of each node, by default those of this computer (`numa_nodes`).
 
