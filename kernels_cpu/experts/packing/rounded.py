@@ -105,16 +105,6 @@ class _Given:
             yield matrix
 
 
-def checked_layer(
-    gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
-) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Check the matrices of a layer's experts and return them as lists, one matrix per expert."""
-    first = _Given("gate_up", gate_up)
-    second = _Given("down", down)
-    check_layer(first.shape, second.shape)
-    return [*first], [*second]
-
-
 def _format(name: Format | str | None, dtype: Any) -> Format:
     if name is None:
         return Format.BF16 if dtype == np.uint16 else Format.FP32

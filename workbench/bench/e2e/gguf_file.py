@@ -57,8 +57,7 @@ def as_gguf(model: ModelConfig, form: str) -> Path:
     _describe(writer, model)
     try:
         for name, numbers in _tensors(folder, model):
-            wanted = form if "_exps" in name else "f32" if numbers.ndim == 1 or "gate_inp" in name else "bf16"
-            kind = gguf.GGMLQuantizationType[wanted.upper()]
+            kind = gguf.GGMLQuantizationType[_form_of(name, numbers, form).upper()]
             writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -72,6 +71,14 @@ def as_gguf(model: ModelConfig, form: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors"))
+
+
+def _form_of(name: str, numbers: _Numbers, experts: str) -> str:
+    """The format of a tensor, where routed experts have a given one."""
+    if "_exps" in name:
+        return experts
+    kept = numbers.ndim == 1 or "gate_inp" in name
+    return "f32" if kept else "bf16"
 
 
 def _describe(writer: Any, model: ModelConfig) -> None:
